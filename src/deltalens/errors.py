@@ -1,0 +1,21 @@
+"""What deltalens raises: one line that says what was asked, what arrived and what to do."""
+
+
+class DeltalensError(Exception):
+    """The parent of every error that deltalens raises on purpose."""
+
+
+class InputError(DeltalensError, ValueError):
+    """An argument, a field of a spec or an array can't be used as it is."""
+
+
+class ModelError(DeltalensError):
+    """A model can't be loaded, or its structure can't be measured truthfully."""
+
+
+class CorpusError(DeltalensError, ValueError):
+    """A text can't be read, or is too small for what was asked."""
+
+
+class StoreError(DeltalensError):
+    """A run folder is damaged, belongs to another run, or can't be written."""
