@@ -10,9 +10,14 @@ HELD_OUT_TOPICS: tuple[str, ...] = (
 )  # fmt: skip
 
 
-def builtin_documents() -> list[str]:
-    """The held-out topics of this CPython, one document each; their wording differs a little between versions.
+def builtin_topics() -> dict[str, str]:
+    """The held-out topics of this CPython by name, one document each; their wording differs between versions.
 
     A run records the hash of what it read, so that two Python versions are never compared unnoticed.
     """
-    return [topics[name] for name in HELD_OUT_TOPICS if name in topics]
+    return {name: topics[name] for name in HELD_OUT_TOPICS if name in topics}
+
+
+def builtin_documents() -> list[str]:
+    """The texts of `builtin_topics`, in order."""
+    return list(builtin_topics().values())

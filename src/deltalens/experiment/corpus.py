@@ -1,0 +1,230 @@
+"""Documents to windows: tokenised, never crossing a document, split into evaluation and pool."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from deltalens.errors import CorpusError
+from deltalens.experiment.documents import Documents
+
+#: A trailing window shorter than this share of the window is dropped: its tokens would see too little context.
+SHORTEST_WINDOW_SHARE = 1 / 8
+
+#: Evaluation windows are spread over at least this many documents where the text has them, since intervals need clusters.
+DOCUMENTS_FOR_INTERVALS = 8
+
+DocumentSplit = Literal["by_document", "contiguous", "none"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Right-padded windows: ids (W, S), real lengths (W,), document (W,) and the special tokens (W, S)."""
+
+    input_ids: Int[Tensor, "windows length"]
+    lengths: Int[Tensor, " windows"]
+    documents: Int[Tensor, " windows"]
+    special: Bool[Tensor, "windows length"]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def attention_mask(self) -> Int[Tensor, "windows length"]:
+        """One where a token is real."""
+        return (torch.arange(self.input_ids.shape[1]) < self.lengths[:, None]).long()
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens in all windows."""
+        return int(self.lengths.sum())
+
+    def rows(self, start: int, stop: int) -> "Windows":
+        """Windows ``start`` to ``stop``, half-open."""
+        chosen = slice(start, stop)
+        return Windows(self.input_ids[chosen], self.lengths[chosen], self.documents[chosen], self.special[chosen])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Evaluation and pool windows with the identity of their text. ``pool`` is None where no protocol needs one."""
+
+    name: str
+    hash: str
+    document_names: tuple[str, ...]
+    evaluation: Windows
+    pool: Windows | None
+    document_split: DocumentSplit
+
+
+@dataclass(frozen=True)
+class _Piece:
+    ids: tuple[int, ...]
+    document: int
+
+
+def build_corpus(
+    documents: Documents,
+    tokenizer: Any,
+    *,
+    window: int,
+    tokens: int,
+    pool_tokens: int | None,
+    seed: int,
+    neighbors: int = 1,
+) -> Corpus:
+    """Tokenise, cut into windows and split by document; a single document is split contiguously with a gap.
+
+    Args:
+        documents: the text.
+        tokenizer: a Hugging Face tokenizer; the special tokens that it adds are added once per window.
+        window: tokens per window, special tokens included.
+        tokens: evaluation tokens, rounded up to whole windows.
+        pool_tokens: pool tokens, rounded up to whole windows; None where no protocol needs a pool.
+        seed: order of the documents.
+        neighbors: the neighbourhood size that the pool must hold.
+
+    Raises:
+        CorpusError: the text holds too few tokens; the message says how many it has.
+    """
+    _require_enough("tokens", tokens, neighbors + 1 if pool_tokens is None else 1, neighbors)
+    if pool_tokens is not None:
+        _require_enough("pool_tokens", pool_tokens, neighbors, neighbors)
+    prefix, suffix = special_affixes(tokenizer)
+    content = window - len(prefix) - len(suffix)
+    if content < 2:
+        raise CorpusError(f"a window of {window} tokens leaves no room beside the special tokens; use a larger window")
+    pieces = _cut(documents, tokenizer, content)
+    if not any(pieces):
+        raise CorpusError(
+            f"the text is too short: no document has {shortest_piece(content)} tokens for a window of {window}; "
+            f"give longer documents or a smaller window"
+        )
+    evaluation, pool, split = _split(pieces, tokens, pool_tokens, seed, len(prefix) + len(suffix))
+    special_ids = frozenset(getattr(tokenizer, "all_special_ids", None) or ())
+    pad = getattr(tokenizer, "pad_token_id", None) or 0
+    as_windows = [_windows(part, prefix, suffix, window, special_ids, pad) for part in (evaluation, pool)]
+    return Corpus(
+        name=documents.name,
+        hash=documents.hash,
+        document_names=tuple(document.name for document in documents.items),
+        evaluation=as_windows[0],
+        pool=as_windows[1] if pool_tokens is not None else None,
+        document_split=split,
+    )
+
+
+def special_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens that the tokenizer puts before and after a text."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full = tokenizer("a", add_special_tokens=True)["input_ids"]
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return tuple(full[:start]), tuple(full[start + len(plain) :])
+    raise CorpusError("the tokenizer changes a text when it adds special tokens; windows of its ids can't be cut")
+
+
+def shortest_piece(content: int) -> int:
+    """The fewest tokens of text that make a window."""
+    return max(2, int(content * SHORTEST_WINDOW_SHARE))
+
+
+def _require_enough(field: str, asked: int, least: int, neighbors: int) -> None:
+    if asked < least:
+        raise CorpusError(f"{field} is {asked}, but {neighbors} neighbors need at least {least}; raise {field}")
+
+
+def _cut(documents: Documents, tokenizer: Any, content: int) -> list[list[_Piece]]:
+    pieces = []
+    for number, document in enumerate(documents.items):
+        ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
+        starts = range(0, len(ids), content)
+        cut = [_Piece(tuple(ids[start : start + content]), number) for start in starts]
+        pieces.append([piece for piece in cut if len(piece.ids) >= shortest_piece(content)])
+    return pieces
+
+
+def _split(
+    pieces: list[list[_Piece]], tokens: int, pool_tokens: int | None, seed: int, specials: int
+) -> tuple[list[_Piece], list[_Piece], DocumentSplit]:
+    filled = [document for document in pieces if document]
+    random.Random(seed).shuffle(filled)
+    if pool_tokens is None:
+        return _take_round_robin(filled, tokens, specials, "evaluation"), [], "none"
+    if len(filled) == 1:
+        return *_split_contiguously(filled[0], tokens, pool_tokens, specials), "contiguous"
+    ours, others = _assign_documents(filled, tokens, pool_tokens, specials)
+    evaluation = _take_round_robin(ours, tokens, specials, "evaluation")
+    return evaluation, _take_round_robin(others, pool_tokens, specials, "pool"), "by_document"
+
+
+def _assign_documents(
+    documents: list[list[_Piece]], tokens: int, pool_tokens: int, specials: int
+) -> tuple[list[list[_Piece]], list[list[_Piece]]]:
+    """Give each document to the side that is filled less, counting no more of one than its share of evaluation."""
+    share = -(-tokens // DOCUMENTS_FOR_INTERVALS)
+    ours: list[list[_Piece]] = []
+    others: list[list[_Piece]] = []
+    ours_filled = others_filled = 0.0
+    for document in documents:
+        size = _size(document, specials)
+        if ours_filled <= others_filled:
+            ours.append(document)
+            ours_filled += min(size, share) / tokens
+        else:
+            others.append(document)
+            others_filled += size / pool_tokens
+    return ours, others
+
+
+def _split_contiguously(
+    document: list[_Piece], tokens: int, pool_tokens: int, specials: int
+) -> tuple[list[_Piece], list[_Piece]]:
+    evaluation = _take_round_robin([document], tokens, specials, "evaluation")
+    rest = document[len(evaluation) + 1 :]  # one window of gap, so that the pool doesn't continue the evaluation text
+    return evaluation, _take_round_robin([rest], pool_tokens, specials, "pool")
+
+
+def _take_round_robin(documents: Sequence[list[_Piece]], tokens: int, specials: int, what: str) -> list[_Piece]:
+    taken: list[_Piece] = []
+    total = 0
+    for turn in range(max((len(document) for document in documents), default=0)):
+        for document in documents:
+            if turn < len(document) and total < tokens:
+                taken.append(document[turn])
+                total += len(document[turn].ids) + specials
+    if total < tokens:
+        flag = "--tokens" if what == "evaluation" else "--pool-tokens"
+        raise CorpusError(
+            f"the text leaves {total} tokens for the {what}, {tokens} were asked for; lower {flag} or give more text"
+        )
+    return sorted(taken, key=lambda piece: piece.document)
+
+
+def _size(document: list[_Piece], specials: int) -> int:
+    return sum(len(piece.ids) + specials for piece in document)
+
+
+def _windows(
+    pieces: list[_Piece],
+    prefix: tuple[int, ...],
+    suffix: tuple[int, ...],
+    window: int,
+    special_ids: frozenset[int],
+    pad: int,
+) -> Windows:
+    input_ids = torch.full((len(pieces), window), pad, dtype=torch.long)
+    special = torch.zeros((len(pieces), window), dtype=torch.bool)
+    for row, piece in enumerate(pieces):
+        ids = (*prefix, *piece.ids, *suffix)
+        input_ids[row, : len(ids)] = torch.tensor(ids)
+        marks = [token in special_ids for token in ids]
+        marks[: len(prefix)] = [True] * len(prefix)
+        marks[len(ids) - len(suffix) :] = [True] * len(suffix)
+        special[row, : len(ids)] = torch.tensor(marks)
+    lengths = torch.tensor([len(prefix) + len(p.ids) + len(suffix) for p in pieces], dtype=torch.long)
+    return Windows(input_ids, lengths, torch.tensor([p.document for p in pieces], dtype=torch.long), special)

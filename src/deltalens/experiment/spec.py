@@ -1,0 +1,214 @@
+"""What a run is: one frozen class that is the Python API, the command line's flags and the YAML file."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from deltalens.core.maps import parse_map
+from deltalens.errors import DeltalensError, InputError
+
+Protocol = Literal["held_out", "leave_one_out", "in_sample"]
+Scope = Literal["single", "all"]
+
+DEFAULT_MODEL = "tiny-gpt2"
+DEFAULT_MAPS = ("diagonal", "low_rank:8", "orthogonal", "mlp:32")
+
+#: Fields that change how a run is executed but none of its numbers; they are no part of the fingerprint.
+EXECUTION_FIELDS = frozenset({"keep_states", "device"})
+
+
+class RunSpec(BaseModel):
+    """Everything that decides the numbers of a run; frozen, validated, with a canonical JSON and a fingerprint.
+
+    Unknown fields are refused. Lists may be given as comma-separated text, as on the command line.
+
+    Example:
+        >>> spec = RunSpec.parse(model="tiny-neox", maps="diagonal,low_rank:4", neighbors=32)
+        >>> spec.maps
+        ('diagonal', 'low_rank:4')
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="Hub name, folder, GGUF file or built-in model.")
+    revision: str | None = Field(None, description="Revision of a Hub model.")
+    trust_remote_code: bool = Field(False, description="Allow code that comes with the model to run.")
+    text: tuple[str, ...] = Field(
+        (), description="Text file, .jsonl file (field 'text') or folder; repeat for more. Default: the built-in text."
+    )
+    dataset: str | None = Field(None, description="Hub dataset, NAME or NAME:CONFIG:SPLIT (extra 'datasets').")
+    maps: tuple[str, ...] = Field(DEFAULT_MAPS, min_length=1, description="Tokenwise maps, comma-separated.")
+    neighbors: int = Field(64, ge=1, description="Nearest neighbours that a local map is fitted on.")
+    metric: Literal["euclidean", "cosine"] = Field("euclidean", description="Distance between inputs.")
+    distinct: bool = Field(True, description="Merge bitwise-equal pool inputs before neighbours are chosen.")
+    layers: str | None = Field(None, description="Transitions to measure, half-open, as START:STOP:STEP or a list.")
+    protocol: tuple[Protocol, ...] = Field(
+        ("held_out", "in_sample"), min_length=1, description="Where maps are fitted and judged; the first has controls."
+    )
+    exclude_window: bool = Field(False, description="leave_one_out drops the anchor's whole window.")
+    scope: tuple[Scope, ...] = Field(("single", "all"), description="Replace one position, or all at once.")
+    fit: Literal["local", "global"] = Field("local", description="One map per token, or one for the whole pool.")
+    ridge: float = Field(1e-2, gt=0, allow_inf_nan=False, description="Relative ridge of the fits.")
+    window: int | None = Field(
+        None, ge=4, description="Tokens per window. Default: 256, or less where the model can't take as many."
+    )
+    tokens: int = Field(1024, ge=1, description="Evaluation tokens, rounded up to whole windows.")
+    pool_tokens: int = Field(4096, ge=1, description="Pool tokens of held_out, rounded up to whole windows.")
+    subspace: int = Field(8, ge=1, description="Columns of the dominant tokenwise subspace.")
+    precision: Literal["float32", "float64"] = Field("float32", description="Precision of fits and measures.")
+    max_norm_multiple: float = Field(10.0, gt=1, description="Tokens above this multiple of the median norm are sinks.")
+    skip_first: int = Field(1, ge=0, description="Positions left out at the start of each window.")
+    batch_size: int = Field(8, ge=1, description="Windows per forward pass.")
+    device: str | None = Field(None, description="Device, or 'auto' for several. Default: the GPU if there is one.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="Precision of the model.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of every random choice.")
+    controls: bool = Field(True, description="Matched random and shuffled patches, swaps, nulls and chance levels.")
+    covariance: bool = Field(False, description="Also the control with the covariance of the residuals.")
+    dose: bool = Field(False, description="Also the KL along y - a r for a in 1/4, 1/2, 1, 2.")
+    divergence: tuple[Literal["reverse_kl", "jensen_shannon"], ...] = Field(
+        (), description="Divergences to measure beside KL."
+    )
+    sample: int = Field(256, ge=1, description="Positions patched one by one where no exact fast way holds.")
+    resamples: int = Field(1000, ge=100, description="Bootstrap resamples behind each interval.")
+    keep_states: bool = Field(False, description="Keep the captured states in the run folder.")
+
+    @field_validator("text", "maps", "protocol", "scope", "divergence", mode="before")
+    @classmethod
+    def _split_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _layers_text(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, (list, tuple)) and all(isinstance(layer, int) for layer in value):
+            return ",".join(str(layer) for layer in value)
+        return value
+
+    @field_validator("maps")
+    @classmethod
+    def _canonical_maps(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _without_repeats(tuple(parse_map(text).name for text in value), "maps")
+
+    @field_validator("protocol", "scope", "divergence")
+    @classmethod
+    def _distinct_items(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _without_repeats(value, "the list")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.fit == "global" and "leave_one_out" in self.protocol:
+            raise ValueError("fit 'global' has no leave_one_out: one map serves all anchors; use held_out or in_sample")
+        if self.text and self.dataset:
+            raise ValueError("both text and dataset were given; give one of them")
+        for text in self.maps:
+            rank = getattr(parse_map(text), "rank", None)
+            if self.fit == "local" and rank is not None and rank > self.neighbors:
+                raise ValueError(
+                    f"map '{text}' asks for rank {rank} from {self.neighbors} neighbors; "
+                    f"lower the rank or raise neighbors"
+                )
+        return self
+
+    @classmethod
+    def parse(cls, **fields: object) -> "RunSpec":
+        """Build a spec, with every refusal as a one-line `InputError`."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InputError(_one_line(error)) from None
+
+    @classmethod
+    def from_yaml(cls, path: Path, **overrides: object) -> "RunSpec":
+        """Read a spec from a YAML file; ``overrides`` win over the file."""
+        try:
+            loaded = yaml.safe_load(path.read_text(encoding="utf8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"the config file {path} can't be read: {reason}; give a YAML file") from None
+        if loaded is None:
+            loaded = {}
+        if not isinstance(loaded, Mapping):
+            raise InputError(f"the config file {path} holds a {type(loaded).__name__}; it must map fields to values")
+        return cls.parse(**{str(key): value for key, value in loaded.items()} | overrides)
+
+    def to_yaml(self) -> str:
+        """The spec as YAML that `from_yaml` reads back."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def canonical_json(self) -> str:
+        """The fields that decide the numbers, as JSON with sorted keys."""
+        return json.dumps(self.numeric_fields(), sort_keys=True, separators=(",", ":"))
+
+    def numeric_fields(self) -> dict[str, Any]:
+        """The fields that decide the numbers."""
+        return self.model_dump(mode="json", exclude=set(EXECUTION_FIELDS))
+
+    def fingerprint(self, *, model: str, corpus: str, version: str) -> str:
+        """SHA-256 over the spec, the weight hash, the corpus hash and the version that measures."""
+        parts = "\n".join([self.canonical_json(), model, corpus, version])
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def select_layers(layers: str | None, n_layers: int) -> tuple[int, ...]:
+    """Transitions named by ``START:STOP:STEP`` or a comma-separated list; 0-based, half-open.
+
+    Example:
+        >>> select_layers("0:6:2", 6)
+        (0, 2, 4)
+    """
+    if layers is None:
+        return tuple(range(n_layers))
+    chosen: list[int] = []
+    for part in layers.split(","):
+        chosen.extend(_layer_part(part.strip(), layers, n_layers))
+    if not chosen:
+        raise InputError(f"layers '{layers}' names no layer; this model has layers 0 to {n_layers - 1}")
+    return tuple(sorted(set(chosen)))
+
+
+def _layer_part(part: str, whole: str, n_layers: int) -> list[int]:
+    try:
+        numbers = [int(piece) if piece.strip() else None for piece in part.split(":")]
+    except ValueError:
+        raise InputError(f"layers '{whole}' isn't a list of numbers or START:STOP:STEP; write 0:{n_layers}:2") from None
+    bad = [n for n in numbers[:2] if n is not None and not 0 <= n <= n_layers]
+    if bad or len(numbers) > 3:
+        raise InputError(f"layers '{whole}' is out of range; this model has layers 0 to {n_layers - 1}")
+    if len(numbers) == 1:
+        if numbers[0] is None or numbers[0] >= n_layers:
+            raise InputError(f"layer '{part}' is out of range; this model has layers 0 to {n_layers - 1}")
+        return [numbers[0]]
+    if len(numbers) == 3 and (numbers[2] is None or numbers[2] < 1):
+        raise InputError(f"layers '{whole}' has a step below 1; use a step of 1 or more")
+    return list(range(n_layers))[slice(*numbers)]
+
+
+def _without_repeats(items: tuple[str, ...], what: str) -> tuple[str, ...]:
+    repeated = sorted({item for item in items if items.count(item) > 1})
+    if repeated:
+        raise ValueError(f"{what} names {repeated[0]!r} twice; name each once")
+    return items
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    field = ".".join(str(part) for part in first["loc"]) or "the run"
+    if isinstance(cause, DeltalensError):
+        return str(cause)
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(RunSpec.model_fields)
+        return f"'{field}' is no field of a run; the fields are {known}"
+    message = str(cause) if cause is not None else f"{first['msg'][0].lower()}{first['msg'][1:]}"
+    arrived = "" if first["type"] == "missing" or cause is not None else f", got {first['input']!r}"
+    prefix = "" if cause is not None and field == "the run" else f"{field}: "
+    return f"{prefix}{message}{arrived}"
