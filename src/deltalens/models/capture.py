@@ -1,0 +1,112 @@
+"""Block inputs and outputs of one batch, seen through hooks: the residual stream before any final norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from deltalens.errors import InputError
+from deltalens.models.batches import TokenBatch, forward_logits, token_batch
+from deltalens.models.blocks import watch_blocks
+from deltalens.models.model import Model
+
+
+@dataclass(frozen=True)
+class States:
+    """What the asked blocks took and gave; tensors stay on the block's device, in its dtype.
+
+    Attributes:
+        inputs: Block index -> `(B, S, d)`, h_l.
+        outputs: Block index -> `(B, S, d)`, h_{l+1}.
+        logits: `(B, S, V)` of the same forward pass.
+    """
+
+    inputs: dict[int, Float[Tensor, "b s d"]] = field(default_factory=dict)
+    outputs: dict[int, Float[Tensor, "b s d"]] = field(default_factory=dict)
+    logits: Float[Tensor, "b s v"] = field(default_factory=lambda: torch.empty(0, 0, 0))
+
+
+@contextmanager
+def capture(model: Model, batch: object, *, layers: Sequence[int] | None = None) -> Iterator[States]:
+    """Run the model once on a batch and hand out each block's input h_l and output h_{l+1}.
+
+    Args:
+        model: A loaded model.
+        batch: Token ids `(B, S)` or a tokenizer's output; strings are refused.
+        layers: Blocks to keep, 0-based; all by default.
+
+    Yields:
+        `States`, detached copies; they are let go when the `with` ends.
+
+    Raises:
+        InputError: A batch that isn't token ids, or a layer out of range.
+
+    Example:
+        >>> import deltalens as dl
+        >>> model = dl.load("tiny-gpt2")
+        >>> with dl.capture(model, model.tokenizer("Hello there", return_tensors="pt")) as states:
+        ...     bool((states.outputs[0] == states.inputs[1]).all())
+        True
+    """
+    states = _run(model, token_batch(model, batch), range(model.n_layers) if layers is None else layers)
+    try:
+        yield states
+    finally:
+        states.inputs.clear()
+        states.outputs.clear()
+
+
+def stream_states(
+    model: Model,
+    input_ids: Int[Tensor, "b s"],
+    attention_mask: Int[Tensor, "b s"] | None,
+    layers: Sequence[int],
+) -> dict[int, tuple[Float[Tensor, "b s d"], Float[Tensor, "b s d"]]]:
+    """Return `(x, y) = (h_l, h_{l+1})` of the asked blocks for one batch; nothing else is kept.
+
+    Args:
+        model: A loaded model.
+        input_ids: Token ids `(B, S)`.
+        attention_mask: `(B, S)`, or None for full windows.
+        layers: Blocks to keep, 0-based.
+
+    Returns:
+        Block index -> detached input and output; neighbouring blocks share the tensor between them.
+
+    Raises:
+        InputError: A layer out of range, or ids and mask that don't fit.
+    """
+    fields = {"input_ids": input_ids, "attention_mask": attention_mask}
+    states = _run(model, token_batch(model, fields), layers)
+    return {layer: (states.inputs[layer], states.outputs[layer]) for layer in layers}
+
+
+def _run(model: Model, batch: TokenBatch, layers: Sequence[int]) -> States:
+    asked = sorted(set(layers))
+    if asked and not (asked[0] >= 0 and asked[-1] < model.n_layers):
+        wrong = asked[0] if asked[0] < 0 else asked[-1]
+        raise InputError(f"Layer {wrong} is out of range; this model has layers 0 to {model.n_layers - 1}.")
+    inputs: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
+
+    def keep_input(index: int, states: Tensor) -> None:
+        before = outputs.get(asked[index] - 1)
+        # One copy serves as output of one block and input of the next; a block may also change its input in place.
+        shared = before is not None and _same(before, states)
+        inputs[asked[index]] = before if shared and before is not None else states.detach().clone()
+
+    def keep_output(index: int, states: Tensor) -> None:
+        outputs[asked[index]] = states.detach().clone()
+
+    with watch_blocks([model.blocks[layer] for layer in asked], keep_input, keep_output):
+        logits = forward_logits(model, batch)
+    return States(inputs, outputs, logits)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and bool(torch.equal(a, b))

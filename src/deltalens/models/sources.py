@@ -1,0 +1,150 @@
+"""Reading checkpoints with transformers: folders, hub snapshots and GGUF files; every failure becomes one line."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltalens.errors import ModelError
+from deltalens.models.hub import HubModel
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A transformers model and its tokenizer, or None."""
+
+    hf: Any
+    tokenizer: Any
+
+
+def read_folder(
+    folder: Path,
+    dtype: torch.dtype | None,
+    *,
+    trusted: bool = False,
+    spread: bool = False,
+    tokenizer_folder: Path | None = None,
+) -> Loaded:
+    """Read a folder written by `save_pretrained`.
+
+    Args:
+        folder: Holds `config.json` and weights.
+        dtype: None for the checkpoint's own.
+        trusted: Whether code in the folder may run.
+        spread: Whether to spread the model over all devices.
+        tokenizer_folder: Where the tokenizer lies, if elsewhere.
+
+    Returns:
+        Model and tokenizer.
+
+    Raises:
+        ModelError: No `config.json`, or weights that are missing, damaged or of another shape.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"The folder {folder} has no config.json; give one written by save_pretrained.")
+    hf = _read_weights(str(folder), dtype, trust_remote_code=trusted, spread=spread, local_files_only=True)
+    return Loaded(hf, _read_tokenizer(tokenizer_folder or folder, trusted))
+
+
+def read_hub(found: HubModel, dtype: torch.dtype | None, *, trusted: bool, spread: bool) -> Loaded:
+    """Read a model that `resolve_on_hub` found; arguments as in `read_folder`."""
+    where = {"revision": found.revision, "local_files_only": found.only_cached}
+    hf = _read_weights(found.name, dtype, trust_remote_code=trusted, spread=spread, **where)
+    return Loaded(hf, _tokenizer_from(found.name, trust_remote_code=trusted, **where))
+
+
+def read_gguf(path: Path, dtype: torch.dtype) -> Loaded:
+    """Read a GGUF file into an ordinary transformers model, which can be cast and saved.
+
+    Args:
+        path: The file.
+        dtype: Of the result; the quantised weights are first read as float32.
+
+    Returns:
+        Model and tokenizer.
+
+    Raises:
+        ModelError: The file is damaged, or of an architecture that transformers doesn't read from GGUF.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, "local_files_only": True}
+    # The bar of the GGUF reader has no switch of its own.
+    with _one_line(f"The GGUF file {path} can't be read"), quiet(), contextlib.redirect_stderr(io.StringIO()):
+        quantised = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    config = copy.deepcopy(quantised.config)
+    # A model that came from GGUF refuses to be cast or saved; one built from the config with the same state doesn't.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with quiet():
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(quantised.state_dict())
+    plain.tie_weights()
+    return Loaded(plain.to(dtype), tokenizer)
+
+
+def _read_weights(name: str, dtype: torch.dtype | None, *, spread: bool, **where: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    placement = {"device_map": "auto"} if spread else {}
+    with _one_line(f"The model {name} can't be read"), quiet():
+        hf, report = AutoModelForCausalLM.from_pretrained(
+            name, dtype="auto" if dtype is None else dtype, output_loading_info=True, **placement, **where
+        )
+    absent = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
+    if absent:
+        raise ModelError(
+            f"The model {name} lacks {len(absent)} of its weights, such as {absent[0]}; they would be random numbers."
+        )
+    return hf
+
+
+def _read_tokenizer(folder: Path, trusted: bool) -> Any:
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+    if not any((folder / name).is_file() for name in names):
+        return None
+    return _tokenizer_from(str(folder), trust_remote_code=trusted, local_files_only=True)
+
+
+def _tokenizer_from(name: str, **where: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    with _one_line(f"The tokenizer of {name} can't be read"), quiet():
+        return AutoTokenizer.from_pretrained(name, **where)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from printing bars and advice inside the `with`; errors still raise."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    # Readers of configs, weights and tokenizers raise nearly anything on damaged files.
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(f"{what}: {first}") from error
