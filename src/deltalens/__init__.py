@@ -1,0 +1,63 @@
+"""deltalens: how a language model's hidden states change from layer to layer.
+
+Every layer update ``Δ = h_{l+1} - h_l`` is split into a tokenwise part ``T(h_l) - h_l`` and a residual
+``r = h_{l+1} - T(h_l)``; both are measured in geometry and in what they do to the output.
+
+Example:
+    >>> import deltalens as dl
+    >>> model = dl.load("tiny-gpt2")
+    >>> model.n_layers
+    6
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltalens.api import Run, open, run
+    from deltalens.core.decompose import Decomposition, decompose
+    from deltalens.errors import CorpusError, DeltalensError, InputError, ModelError, StoreError
+    from deltalens.experiment.spec import RunSpec
+    from deltalens.models import Model, capture, doctor, intervene, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CorpusError",
+    "Decomposition",
+    "DeltalensError",
+    "InputError",
+    "Model",
+    "ModelError",
+    "Run",
+    "RunSpec",
+    "StoreError",
+    "__version__",
+    "capture",
+    "decompose",
+    "doctor",
+    "intervene",
+    "load",
+    "open",
+    "run",
+]
+
+# Names are looked up on first use, so that importing the package loads neither transformers nor matplotlib.
+_HOMES = {
+    "deltalens.api": ("Run", "open", "run"),
+    "deltalens.core.decompose": ("Decomposition", "decompose"),
+    "deltalens.errors": ("CorpusError", "DeltalensError", "InputError", "ModelError", "StoreError"),
+    "deltalens.experiment.spec": ("RunSpec",),
+    "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'deltalens' has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

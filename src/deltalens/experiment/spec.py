@@ -69,9 +69,12 @@ class RunSpec(BaseModel):
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of every random choice.")
     controls: bool = Field(True, description="Matched random and shuffled patches, swaps, nulls and chance levels.")
     covariance: bool = Field(False, description="Also the control with the covariance of the residuals.")
-    dose: bool = Field(False, description="Also the KL along y - a r for a in 1/4, 1/2, 1, 2.")
+    dose: bool = Field(False, description="Also the KL along y - a r for a in 1/4, 1/2, 2.")
     divergence: tuple[Literal["reverse_kl", "jensen_shannon"], ...] = Field(
         (), description="Divergences to measure beside KL."
+    )
+    error: Literal["relative_error", "relative_update_error", "residual_norm"] = Field(
+        "relative_error", description="The error that is correlated with the KL."
     )
     sample: int = Field(256, ge=1, description="Positions patched one by one where no exact fast way holds.")
     resamples: int = Field(1000, ge=100, description="Bootstrap resamples behind each interval.")

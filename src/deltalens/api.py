@@ -1,0 +1,162 @@
+"""The verbs that make and open runs, and the `Run` that they return."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from deltalens.errors import InputError, StoreError
+from deltalens.experiment.documents import Documents, TextSource, read_source
+from deltalens.experiment.pipeline import execute
+from deltalens.experiment.plan import load_for, make_plan, read_documents
+from deltalens.experiment.progress import Progress, Silent
+from deltalens.experiment.resume import check_resumable
+from deltalens.experiment.spec import RunSpec
+from deltalens.experiment.store import StoredRun
+from deltalens.models import Model
+from deltalens.report import Claim, claims_for, notebook_html, write_report
+
+#: Where runs go that were given no folder.
+RUNS = Path("runs")
+
+
+class Run(StoredRun):
+    """A finished run: its tables, the paper's claims on it, its report.
+
+    Example:
+        >>> import deltalens as dl
+        >>> run = dl.open("runs/tiny-gpt2")  # doctest: +SKIP
+        >>> run.summary()[["layer", "map", "relative_error"]]  # doctest: +SKIP
+    """
+
+    def claims(self) -> list[Claim]:
+        """The paper's nine claims with the evidence of this run and the rule of each verdict."""
+        return claims_for([self])
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the one-file report, by default ``report.html`` in the run folder; return its path."""
+        return write_report(self, Path(path) if path is not None else self.folder / "report.html")
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+
+def run(
+    model: str | Path | Model | None = None,
+    text: TextSource | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **fields: object,
+) -> Run:
+    """Split, measure and report every layer update of a model: ``y = T(x) + r`` for each token and layer.
+
+    Args:
+        model: a loaded `Model`, or what `load` takes; a small built-in model by default.
+        text: a string is content, a `Path` a file or folder, a sequence one document each; held-out text by default.
+        out: the run folder; by default a new one below ``runs``.
+        resume: continue the run that ``out`` holds.
+        progress: what shows the progress; silent by default.
+        **fields: fields of `RunSpec`.
+
+    Returns:
+        The finished run, whose folder also holds ``report.html``.
+
+    Raises:
+        InputError: a field can't be used as it is.
+        CorpusError: the text is too small for what was asked.
+        ModelError: the model can't be loaded, or fails a check that its numbers rest on.
+        StoreError: the folder can't be written or holds another run.
+
+    Source:
+        arXiv 2604.02459, "Procedure"; held-out fits and controls are this package's own.
+
+    Example:
+        >>> import deltalens as dl, tempfile
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> run = dl.run("tiny-gpt2", layers=[2], maps=["diagonal"], tokens=256, pool_tokens=512, out=folder)
+        >>> sorted(run.summary()["protocol"])
+        ['held_out', 'in_sample']
+    """
+    spec, documents = _spec_and_documents(model, text, fields)
+    return run_spec(
+        spec,
+        model if isinstance(model, Model) else None,
+        documents,
+        out=None if out is None else Path(out),
+        resume=resume,
+        progress=progress or Silent(),
+    )
+
+
+def run_spec(
+    spec: RunSpec,
+    model: Model | None,
+    documents: Documents | None,
+    *,
+    out: Path | None,
+    resume: bool,
+    progress: Progress,
+) -> Run:
+    """Execute a spec; a model or documents that are at hand are used instead of what the spec names."""
+    if resume and out is None:
+        raise InputError("resume needs the folder of the run to continue; give out (--out)")
+    documents = documents or read_documents(spec)
+    if out is not None:
+        _check_folder(out, resume)
+    loaded = model or load_for(spec)
+    folder = out if out is not None else fresh_folder(loaded.identity.name)
+    plan = make_plan(spec, loaded, documents, folder)
+    if resume:
+        check_resumable(plan)
+    progress.note(f"{len(plan.keys)} units, about {plan.state_bytes / 1e6:.0f} MB of states in {folder}")
+    execute(plan, progress)
+    finished = Run(folder)
+    finished.report()
+    return finished
+
+
+def open(folder: str | Path) -> Run:
+    """Open a finished run's folder.
+
+    Raises:
+        StoreError: the folder holds no finished run, or is damaged.
+    """
+    return Run(folder)
+
+
+def fresh_folder(model: str) -> Path:
+    """A folder below ``runs`` that doesn't exist yet, named after the model."""
+    base = Path(model).name or "run"
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    return next(RUNS / name for name in names if not (RUNS / name).exists())
+
+
+def _spec_and_documents(
+    model: str | Path | Model | None, text: TextSource | None, fields: dict[str, object]
+) -> tuple[RunSpec, Documents | None]:
+    named = {} if model is None else {"model": model.identity.name if isinstance(model, Model) else str(model)}
+    paths = _paths(text)
+    if paths:
+        return RunSpec.parse(**named, text=paths, **fields), None
+    spec = RunSpec.parse(**named, **fields)
+    return spec, None if text is None else read_source(text)
+
+
+def _paths(text: TextSource | None) -> tuple[str, ...]:
+    """The paths of a text that consists of paths alone; such a text is part of the spec."""
+    items: Sequence[object] = [text] if isinstance(text, (str, Path)) else list(text or ())
+    return tuple(str(item) for item in items) if items and all(isinstance(item, Path) for item in items) else ()
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise StoreError(f"{out} is a file; give a folder as out (--out)")
+    holds_run = (out / "run.json").exists()
+    if holds_run and not resume:
+        raise StoreError(f"{out} already holds a run; continue it with resume (--resume) or give another folder")
+    if not holds_run and not resume and out.exists() and any(out.iterdir()):
+        raise StoreError(f"{out} isn't empty; give an empty or a new folder")

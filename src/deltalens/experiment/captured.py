@@ -1,0 +1,89 @@
+"""Captured states with everything that is decided once for all layers: who takes part, partners, bootstrap."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from deltalens.core.association import ClusterBootstrap
+from deltalens.core.controls import derangement
+from deltalens.errors import InputError
+from deltalens.experiment.exclusions import Exclusions, exclude
+from deltalens.experiment.plan import Plan
+from deltalens.experiment.progress import Progress
+from deltalens.experiment.states import StateShards
+from deltalens.experiment.summary import Summarizer, clusters_of
+from deltalens.experiment.token_table import token_rows
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Captured states with what is decided once for all layers."""
+
+    plan: Plan
+    evaluation: StateShards
+    pool: StateShards | None
+    exclusions: Exclusions
+    pool_exclusions: Exclusions | None
+    tokens: pd.DataFrame
+    pool_tokens: pd.DataFrame
+    partner: Int[Tensor, " n"]
+    summarizer: Summarizer
+
+    @property
+    def real(self) -> Bool[Tensor, "windows length"]:
+        """Where the evaluation windows have a token."""
+        return self.plan.corpus.evaluation.attention_mask.bool()
+
+    @property
+    def included_rows(self) -> Bool[Tensor, " rows"]:
+        """Which token rows take part."""
+        return self.exclusions.included[self.real]
+
+
+def capture_states(plan: Plan, progress: Progress) -> Captured:
+    """Capture evaluation and pool states, and decide which tokens take part."""
+    corpus, spec = plan.corpus, plan.spec
+    sets = [("evaluation", corpus.evaluation)] + ([("pool", corpus.pool)] if corpus.pool is not None else [])
+    shards = [StateShards(plan.folder.states, name, plan.fingerprint) for name, _ in sets]
+    with progress.step("capture states", sum(len(windows) for _, windows in sets)) as advance:
+        for shard, (_, windows) in zip(shards, sets, strict=True):
+            shard.capture(plan.model, windows, layers=plan.layers, batch_size=spec.batch_size, advance=advance)
+    exclusions = exclude(
+        [windows for _, windows in sets],
+        [shard.norms() for shard in shards],
+        skip_first=spec.skip_first,
+        max_norm_multiple=spec.max_norm_multiple,
+    )
+    tables = [
+        token_rows(windows, corpus.document_names, excluded, plan.model.tokenizer)
+        for (_, windows), excluded in zip(sets, exclusions, strict=True)
+    ]
+    _require_tokens(exclusions, spec.neighbors if spec.fit == "local" else 1)
+    included = tables[0][~tables[0]["excluded"]]
+    windows_of = torch.tensor(included["window"].to_numpy())
+    clusters = clusters_of(included["document"].to_numpy(), included["window"].to_numpy())
+    codes = np.unique(clusters, return_inverse=True)[1]
+    return Captured(
+        plan=plan,
+        evaluation=shards[0],
+        pool=shards[1] if len(shards) > 1 else None,
+        exclusions=exclusions[0],
+        pool_exclusions=exclusions[1] if len(exclusions) > 1 else None,
+        tokens=tables[0],
+        pool_tokens=tables[-1],
+        partner=derangement(windows_of, torch.ones(len(windows_of), dtype=torch.bool), spec.seed),
+        summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
+    )
+
+
+def _require_tokens(exclusions: list[Exclusions], neighbors: int) -> None:
+    for name, excluded in zip(("tokens", "pool_tokens"), exclusions, strict=False):
+        left = int(excluded.included.sum())
+        needed = neighbors + 1 if name == "tokens" and len(exclusions) == 1 else neighbors if name == "pool_tokens" else 1
+        if left < needed:
+            counts = ", ".join(f"{count} {reason}" for reason, count in excluded.counts().items() if count)
+            raise InputError(f"{left} {name} are left ({counts} excluded), {needed} are needed; raise {name}")

@@ -1,0 +1,202 @@
+"""The gate before the numbers: the model's checks, the proof of the fast path, the noise floor, and the flags."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from deltalens.errors import ModelError
+from deltalens.experiment.corpus import Windows
+from deltalens.experiment.functional import FunctionalMeter
+from deltalens.experiment.plan import Plan
+from deltalens.experiment.progress import Progress
+from deltalens.models import Check, Model, Parity, capture, check_chain, check_identity_patch, check_parity, choose_scheme
+
+RERUN = "rerun"
+_GATE_WINDOWS = 2
+_GATE_POSITIONS = 6
+
+#: Unit in the last place relative to a value, halved twice over: the rms error of rounding to nearest is this / sqrt(3).
+_HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What was proven before measuring, and the means to measure by.
+
+    Attributes:
+        plan: the run.
+        included: positions that take part.
+        checks: the model's checks on the run's own windows.
+        parity: the proof of the scheme that serves single positions, or of its failure.
+        scheme: what serves single positions; ``rerun`` where no fast path was proven.
+        sampled: positions that ``rerun`` patches, None where every position is served.
+        noise_floor: largest KL of an identity patch, or between batch sizes, per scope.
+        warnings: one line each.
+    """
+
+    plan: Plan
+    included: Bool[Tensor, "windows length"]
+    checks: tuple[Check, ...]
+    parity: Parity | None
+    scheme: str
+    sampled: Bool[Tensor, "windows length"] | None
+    noise_floor: dict[str, float]
+    warnings: tuple[str, ...]
+
+    def meter(self) -> FunctionalMeter:
+        """A meter over all evaluation windows."""
+        spec = self.plan.spec
+        return FunctionalMeter(
+            self.plan.model,
+            self.plan.corpus.evaluation,
+            self.included,
+            spec.batch_size,
+            self.scheme,
+            spec.divergence,
+            self.sampled,
+        )
+
+    def flags(self, rows: pd.DataFrame) -> pd.Series:
+        """Per row, what its figures drown in: ``kl_single<floor``, ``kl_all<floor``, ``error<rounding``."""
+        conditions = {
+            f"kl_{scope}<floor": rows[f"kl_{scope}"] <= floor
+            for scope, floor in self.noise_floor.items()
+            if f"kl_{scope}" in rows
+        }
+        half_ulp = _HALF_ULP.get(self.plan.model.dtype)
+        if half_ulp is not None:
+            conditions["error<rounding"] = rows["residual_norm"] < half_ulp / np.sqrt(3) * rows["next_norm"]
+        texts = [np.where(holds, name, "") for name, holds in conditions.items()]
+        joined = [" ".join(filter(None, parts)) for parts in zip(*texts, strict=True)] if texts else [""] * len(rows)
+        return pd.Series(joined, index=rows.index, dtype=object)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Checks, interventions, noise floor and warnings as the manifest holds them."""
+        parity = None if self.parity is None else vars(self.parity)
+        sampled = None if self.sampled is None else int(self.sampled.sum())
+        return {
+            "checks": [vars(check) for check in self.checks],
+            "interventions": {
+                "single": {"path": self.scheme, "parity": parity, "sampled": sampled},
+                "all": {"path": "patched forward"},
+            },
+            "noise_floor": self.noise_floor,
+            "rounding_floor": self.rounding_floor(),
+            "warnings": list(self.warnings),
+        }
+
+    def rounding_floor(self) -> float | None:
+        """The stream's rounding relative to ‖y‖ in a half-precision model, rms; None in full precision."""
+        half_ulp = _HALF_ULP.get(self.plan.model.dtype)
+        return None if half_ulp is None else half_ulp / float(np.sqrt(3))
+
+
+def open_gate(plan: Plan, included: Bool[Tensor, "windows length"], progress: Progress) -> Gate:
+    """Check the model on the run's own windows, prove the fast path, and measure the noise floor."""
+    windows = plan.corpus.evaluation.rows(0, _GATE_WINDOWS)
+    with progress.step("check model and fast path", 3) as advance:
+        checks = _model_checks(plan.model, windows)
+        advance(1)
+        parity, scheme, warnings = _prove_scheme(plan, windows, included)
+        advance(1)
+        sampled = _sample(included, plan) if scheme == RERUN else None
+        floor = _noise_floor(plan, windows, included, scheme) if plan.spec.scope else {}
+        advance(1)
+    for warning in warnings:
+        progress.note(f"warning: {warning}")
+    return Gate(plan, included, checks, parity, scheme, sampled, floor, tuple(warnings))
+
+
+def _model_checks(model: Model, windows: Windows) -> tuple[Check, ...]:
+    batch = {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}
+    checks = (check_chain(model, batch), check_identity_patch(model, batch))
+    for check in checks:
+        if check.needed and not check.holds:
+            raise ModelError(
+                f"{check.name} fails on this model: {check.value:.3g} against a tolerance of {check.tolerance:.3g} "
+                f"({check.detail}); see: deltalens doctor {model.identity.name}"
+            )
+    return checks
+
+
+def _prove_scheme(plan: Plan, windows: Windows, included: Tensor) -> tuple[Parity | None, str, list[str]]:
+    scheme = choose_scheme(plan.model)
+    if "single" not in plan.spec.scope or scheme == RERUN:
+        return None, scheme, []
+    layers = sorted({plan.layers[0], plan.layers[len(plan.layers) // 2], plan.layers[-1]})
+    positions = _spaced_positions(included[: len(windows)])
+    parity = check_parity(
+        plan.model, windows.input_ids, windows.attention_mask, layers=layers, positions=positions, scheme=scheme
+    )
+    if parity.holds:
+        return parity, scheme, []
+    warning = (
+        f"the fast path '{scheme}' differs from patch-and-rerun by {parity.max_relative_difference:.2g} of the logits' "
+        f"range (tolerance {parity.tolerance:.2g}); {plan.spec.sample} sampled positions are patched one by one instead"
+    )
+    return parity, RERUN, [warning]
+
+
+def _spaced_positions(included: Bool[Tensor, "windows length"]) -> list[int]:
+    common = torch.nonzero(included.all(dim=0))[:, 0].tolist() or torch.nonzero(included.any(dim=0))[:, 0].tolist()
+    chosen = np.linspace(0, len(common) - 1, num=min(_GATE_POSITIONS, len(common))).round().astype(int)
+    return [int(common[i]) for i in chosen]
+
+
+def _sample(included: Bool[Tensor, "windows length"], plan: Plan) -> Bool[Tensor, "windows length"]:
+    """A seeded sample of positions, spread evenly over the windows."""
+    generator = torch.Generator().manual_seed(plan.spec.seed)
+    order = torch.rand(included.shape, generator=generator).masked_fill(~included, 2.0).argsort(dim=1).argsort(dim=1)
+    rank = torch.where(included, order, included.shape[1])
+    flat = torch.argsort((rank * len(included) + torch.arange(len(included))[:, None]).flatten(), stable=True)
+    sampled = torch.zeros(included.numel(), dtype=torch.bool)
+    sampled[flat[: plan.spec.sample]] = True
+    return sampled.view_as(included) & included
+
+
+def _noise_floor(plan: Plan, windows: Windows, included: Tensor, scheme: str) -> dict[str, float]:
+    """The largest KL that nothing at all gives: the state patched by itself, and the window in another batch size."""
+    inside = included[: len(windows)]
+    middle = plan.layers[len(plan.layers) // 2]
+    sampled = _few(inside) if scheme == RERUN else None
+    with capture(plan.model, {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}) as states:
+        own = states.outputs[middle].detach().cpu()
+    with FunctionalMeter(plan.model, windows, inside, len(windows), scheme, (), sampled) as meter:
+        floors = {scope: _largest(meter.measure(middle, {"own": own}, scope)["own"].divergences["kl"]) for scope in plan.spec.scope}
+    other = _batch_size_floor(plan, windows, inside)
+    return {scope: max(floor, other) for scope, floor in floors.items()}
+
+
+def _batch_size_floor(plan: Plan, windows: Windows, inside: Tensor) -> float:
+    from deltalens.core.divergence import kl_divergence
+
+    together = _logits(plan.model, windows)
+    alone = torch.cat([_logits(plan.model, windows.rows(row, row + 1)) for row in range(len(windows))])
+    return _largest(torch.where(inside, kl_divergence(together, alone), torch.nan))
+
+
+@torch.no_grad()
+def _logits(model: Model, windows: Windows) -> Tensor:
+    logits: Tensor = model.hf(
+        input_ids=windows.input_ids.to(model.device),
+        attention_mask=windows.attention_mask.to(model.device),
+        use_cache=False,
+    ).logits
+    return logits.float().cpu()
+
+
+def _few(inside: Tensor) -> Tensor:
+    few = torch.zeros_like(inside)
+    for window, position in torch.nonzero(inside)[:: max(1, int(inside.sum()) // 16)].tolist():
+        few[window, position] = True
+    return few
+
+
+def _largest(kl: Tensor) -> float:
+    kept = kl[~kl.isnan()]
+    return float(kept.max()) if len(kept) else float("nan")

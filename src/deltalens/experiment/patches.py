@@ -1,0 +1,77 @@
+"""The states that stand in for a layer's output: tokenwise part, matched controls, swaps, and doses of the residual."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from deltalens.core.controls import covariance_directions, random_directions, shuffled_directions
+from deltalens.core.decompose import Decomposition
+from deltalens.core.geometry import split_residual
+from deltalens.experiment.spec import RunSpec
+
+Rows = Float[Tensor, "n d"]
+
+#: Doses beside 1, which is the patch itself (`kl_single` and the controls' own columns).
+DOSES = (0.25, 0.5, 2.0)
+
+
+def control_patches(
+    x: Rows,
+    y: Rows,
+    decomposition: Decomposition,
+    partner: Int[Tensor, " n"],
+    spec: RunSpec,
+) -> dict[str, Rows]:
+    """Patches beside ``T(x)`` itself, by the column that their KL fills; a row of NaN has no control.
+
+    Args:
+        x: inputs of the included tokens.
+        y: outputs of the included tokens.
+        decomposition: of these tokens.
+        partner: a token of another window for each, -1 where there is none.
+        spec: seed and options of the run.
+    """
+    residual = decomposition.residual
+    controls = {
+        "kl_single_random": random_directions(residual, spec.seed),
+        "kl_single_shuffled": shuffled_directions(residual, partner),
+    }
+    if spec.covariance:
+        controls["kl_single_covariance"] = covariance_directions(residual, spec.seed)
+    inside, outside = split_residual(decomposition)
+    tokenwise = decomposition.tokenwise
+    patches = {name: y - perturbation for name, perturbation in controls.items()} | {
+        "kl_residual_only": x + residual,
+        "kl_in": tokenwise + inside,
+        "kl_out": tokenwise + outside,
+        "kl_tokenwise_matched": y - _rescaled(tokenwise - x, residual),
+    }
+    return patches | (_doses(y, {"": residual, **_short(controls)}) if spec.dose else {})
+
+
+def spread(rows: Rows, onto: Float[Tensor, "w s d"], included: Bool[Tensor, "w s"]) -> Float[Tensor, "w s d"]:
+    """Put rows where ``included`` holds, and leave the original states elsewhere and where a row isn't finite."""
+    finite = torch.isfinite(rows).all(dim=-1, keepdim=True)
+    patched = onto.clone()
+    patched[included] = torch.where(finite, rows, patched[included].to(rows.dtype)).to(onto.dtype)
+    return patched
+
+
+def _rescaled(direction: Rows, like: Rows) -> Rows:
+    """``direction`` with the norms of ``like``; NaN where it has none."""
+    return direction * (like.norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True))
+
+
+def _short(controls: Mapping[str, Rows]) -> dict[str, Rows]:
+    return {f"{name.removeprefix('kl_single_')}_": perturbation for name, perturbation in controls.items()}
+
+
+def _doses(y: Rows, perturbations: Mapping[str, Rows]) -> dict[str, Rows]:
+    """``y - a p`` for every dose ``a``."""
+    return {
+        f"kl_dose_{name}{dose:g}": y - dose * perturbation
+        for name, perturbation in perturbations.items()
+        for dose in DOSES
+    }

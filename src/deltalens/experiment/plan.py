@@ -1,0 +1,149 @@
+"""Before long work: load the model, cut the corpus, name the units, and refuse what can't succeed."""
+
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from deltalens.core.maps import parse_map
+from deltalens.errors import CorpusError, InputError, StoreError
+from deltalens.experiment.corpus import Corpus, build_corpus
+from deltalens.experiment.documents import Documents, built_in_documents, read_dataset, read_paths
+from deltalens.experiment.spec import RunSpec, select_layers
+from deltalens.experiment.store import RunFolder, UnitKey
+from deltalens.models import Model, load
+
+LONGEST_DEFAULT_WINDOW = 256
+
+#: Packages whose version a number may depend on.
+MEASURING_PACKAGES = ("deltalens", "torch", "transformers")
+
+_HEADROOM = 1.2  # token tables and the report beside the states
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is ready to start: everything loaded and checked, nothing measured, nothing written."""
+
+    spec: RunSpec
+    model: Model
+    corpus: Corpus
+    layers: tuple[int, ...]
+    window: int
+    folder: RunFolder
+    fingerprint: str
+
+    @property
+    def keys(self) -> list[UnitKey]:
+        """The units, layer by layer."""
+        spec = self.spec
+        return [
+            UnitKey(layer, map, spec.fit, protocol)
+            for layer in self.layers
+            for protocol in spec.protocol
+            for map in spec.maps
+        ]
+
+    @property
+    def state_bytes(self) -> int:
+        """Disk that the captured states need."""
+        streams = len({*self.layers, *(layer + 1 for layer in self.layers)})
+        windows = len(self.corpus.evaluation) + (len(self.corpus.pool) if self.corpus.pool else 0)
+        return windows * self.window * self.model.width * self.model.dtype.itemsize * streams
+
+
+def read_documents(spec: RunSpec) -> Documents:
+    """The documents that a spec names: its files, its dataset, or the built-in text."""
+    if spec.text:
+        return read_paths([Path(path) for path in spec.text])
+    if spec.dataset:
+        return read_dataset(spec.dataset)
+    return built_in_documents()
+
+
+def load_for(spec: RunSpec) -> Model:
+    """The model that a spec names."""
+    return load(
+        spec.model,
+        dtype=spec.dtype,
+        device=spec.device,
+        revision=spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+    )
+
+
+def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -> Plan:
+    """Join spec, model and text into a plan, or say in one line why the run can't succeed."""
+    layers = select_layers(spec.layers, model.n_layers)
+    _check_ranks(spec, model)
+    if model.tokenizer is None:
+        raise InputError(f"model '{spec.model}' has no tokenizer, so text can't be cut into tokens; add its tokenizer files")
+    window = choose_window(spec.window, model)
+    corpus = build_corpus(
+        documents,
+        model.tokenizer,
+        window=window,
+        tokens=spec.tokens,
+        pool_tokens=spec.pool_tokens if "held_out" in spec.protocol else None,
+        seed=spec.seed,
+        neighbors=spec.neighbors if spec.fit == "local" else 1,
+    )
+    _check_vocabulary(corpus, model)
+    fingerprint = spec.fingerprint(
+        model=model.identity.weight_hash, corpus=corpus.hash, version=str(measuring_versions())
+    )
+    plan = Plan(spec, model, corpus, layers, window, RunFolder(folder), fingerprint)
+    _check_disk(plan)
+    return plan
+
+
+def measuring_versions() -> dict[str, str]:
+    """Versions that belong to a run's fingerprint."""
+    return {package: version(package) for package in MEASURING_PACKAGES}
+
+
+def choose_window(asked: int | None, model: Model) -> int:
+    """The window asked for, or the longest default one that model and tokenizer take."""
+    limits = [_learned_positions(model.hf.config), getattr(model.tokenizer, "model_max_length", None)]
+    known = [limit for limit in limits if limit and limit < 10**9]
+    longest = min(known) if known else None
+    if asked is None:
+        return min(LONGEST_DEFAULT_WINDOW, longest or LONGEST_DEFAULT_WINDOW)
+    if longest is not None and asked > longest:
+        raise InputError(f"window is {asked}, but this model takes {longest} tokens; choose a window of at most {longest}")
+    return asked
+
+
+def _learned_positions(config: Any) -> int | None:
+    text = config.get_text_config()
+    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return int(found) if isinstance(found, int) else None
+
+
+def _check_ranks(spec: RunSpec, model: Model) -> None:
+    for text in spec.maps:
+        rank = getattr(parse_map(text), "rank", None)
+        if rank is not None and rank > model.width:
+            raise InputError(f"map '{text}' asks for rank {rank}, but states have {model.width} components; lower the rank")
+
+
+def _check_vocabulary(corpus: Corpus, model: Model) -> None:
+    parts = [corpus.evaluation] + ([corpus.pool] if corpus.pool is not None else [])
+    largest = max(int(part.input_ids.max()) for part in parts)
+    if largest >= model.vocabulary:
+        raise CorpusError(
+            f"the tokenizer made token id {largest}, but the model has {model.vocabulary} embeddings; "
+            f"use the tokenizer that belongs to the model"
+        )
+
+
+def _check_disk(plan: Plan) -> None:
+    existing = next(path for path in (plan.folder.folder.absolute(), *plan.folder.folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    needed = int(plan.state_bytes * _HEADROOM)
+    if needed > free:
+        raise StoreError(
+            f"the run needs about {needed / 1e9:.2f} GB in {plan.folder.folder}, {free / 1e9:.2f} GB are free; "
+            f"free some, choose another --out, or lower --tokens, --pool-tokens or --layers"
+        )
