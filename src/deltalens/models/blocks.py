@@ -52,7 +52,9 @@ def hidden_states(output: object) -> Tensor:
                 "A block returns more than one residual stream; only blocks with one (B, S, d) stream can be measured."
             )
         return stream
-    raise ModelError(f"A block returned {type(output).__name__}; expected a (B, S, d) tensor or a tuple that starts so.")
+    raise ModelError(
+        f"A block returned {type(output).__name__}; expected a (B, S, d) tensor or a tuple that starts so."
+    )
 
 
 def with_hidden_states(output: Output, states: Tensor) -> Output:
@@ -231,6 +233,23 @@ def bypassed(blocks: Sequence[nn.Module], kinds: Sequence[OutputKind] | None = N
         for index, block in enumerate(blocks):
             kind = kinds[index] if kinds is not None else OutputKind(None)
             undo.enter_context(replaced_forward(block, _passthrough(block, kind)))
+        yield
+
+
+@contextmanager
+def emitting(block: nn.Module, states: Tensor, kind: OutputKind) -> Iterator[None]:
+    """Let a block return `states` inside the `with` without doing its work.
+
+    Args:
+        block: The block to skip.
+        states: `(B, S, d)` hidden states that it returns, on the device and in the dtype that it would have used.
+        kind: What it returns beside them.
+    """
+
+    def forward(*args: object, **kwargs: object) -> object:
+        return kind.pack(states, call_arguments(block, args, kwargs))
+
+    with replaced_forward(block, forward):
         yield
 
 

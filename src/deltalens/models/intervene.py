@@ -1,0 +1,112 @@
+"""Interventions: what a token's own replaced state does to the model's prediction, for all tokens at once.
+
+Schemes, sessions and the parity gate live in `deltalens.models.interventions`, one file each; this is their front.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from deltalens.core.divergence import kl_divergence
+from deltalens.errors import InputError
+from deltalens.models.interventions.choice import SCHEMES, choose_scheme
+from deltalens.models.interventions.isolated import isolated_outputs
+from deltalens.models.interventions.parity import Parity, check_parity, trusted_scheme
+from deltalens.models.interventions.session import InterventionSession, LogitsChunk, Scope
+from deltalens.models.model import Model
+
+__all__ = [
+    "SCHEMES",
+    "Intervention",
+    "InterventionSession",
+    "LogitsChunk",
+    "Parity",
+    "Scope",
+    "check_parity",
+    "choose_scheme",
+    "intervene",
+    "isolated_outputs",
+    "trusted_scheme",
+]
+
+#: Positions of a window that `intervene` compares with patch-and-rerun before it trusts a fast scheme.
+_COMPARED = 3
+
+_trusted: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """What replacing a block's output did.
+
+    Attributes:
+        logits: `(B, S, V)` logits of the patched run, NaN at padding.
+        kl: `(B, S)` `KL(P_orig ‖ P_patched)` at each token's own position in nats, NaN at padding.
+        path: The scheme that served; `plain` for scope `all`.
+    """
+
+    logits: Float[Tensor, "windows tokens vocabulary"]
+    kl: Float[Tensor, "windows tokens"]
+    path: str
+
+
+def intervene(
+    model: Model,
+    batch: Int[Tensor, "windows tokens"] | Mapping[str, Tensor],
+    *,
+    layer: int,
+    states: Float[Tensor, "windows tokens width"],
+    scope: Scope = "single",
+) -> Intervention:
+    """Replace block `layer`'s output by `states` and return the logits and `KL(P_orig ‖ P_patched)` at each token.
+
+    Args:
+        model: A loaded model.
+        batch: `(B, S)` token ids, or what a tokenizer returns, padded on the right.
+        layer: The block, 0-based.
+        states: `(B, S, d)` replacements.
+        scope: `single`: row i is of a run in which token i's state alone is replaced; `all`: all are replaced at once.
+
+    Returns:
+        Logits, divergences and the scheme that served. A fast scheme serves only after it agreed with
+        patch-and-rerun on this model and window length.
+
+    Raises:
+        InputError: Strings instead of token ids, a layer that doesn't exist, or shapes that don't fit.
+    """
+    input_ids, attention_mask = _token_ids(batch)
+    scheme = "rerun" if scope == "all" else _scheme_for(model, input_ids, attention_mask)
+    with InterventionSession(model, input_ids, attention_mask, scheme=scheme) as session:
+        logits = session.replace(layer, states, scope)
+        kl = kl_divergence(session.logits, logits)
+    return Intervention(logits, kl, "plain" if scope == "all" else scheme)
+
+
+def _scheme_for(model: Model, input_ids: Tensor, attention_mask: Tensor | None) -> str:
+    known = _trusted.setdefault(model.hf, {})
+    length = input_ids.shape[1]
+    if length not in known:
+        positions = torch.zeros(1, length, dtype=torch.bool)
+        last = length if attention_mask is None else int(attention_mask[0].sum())
+        positions[0, torch.linspace(0, last - 1, _COMPARED).long()] = True
+        layers = sorted({0, len(model.blocks) // 2})
+        first = None if attention_mask is None else attention_mask[:1]
+        known[length], _ = trusted_scheme(model, input_ids[:1], first, layers=layers, positions=positions)
+    return known[length]
+
+
+def _token_ids(batch: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
+        return batch["input_ids"], batch.get("attention_mask")
+    raise InputError(
+        f"batch is a {type(batch).__name__}; expected token ids (windows, tokens) or what a tokenizer returns as tensors."
+    )

@@ -1,0 +1,215 @@
+"""One batch of windows, its original run, and any number of patches of any layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from deltalens.errors import InputError
+from deltalens.models.interventions.backbone import undisturbed
+from deltalens.models.interventions.choice import choose_scheme, start_scheme
+from deltalens.models.interventions.scheme import BaseRun, Scheme, patched_together
+from deltalens.models.model import Model
+
+Scope = Literal["single", "all"]
+
+#: Logits that one chunk holds, so that both copies stay in a processor's cache.
+CHUNK_LOGITS = 2**21
+
+
+@dataclass(frozen=True)
+class LogitsChunk:
+    """Logits of some asked tokens, original and patched.
+
+    Attributes:
+        patch: Which of the patches.
+        windows: `(n,)` window of each row.
+        positions: `(n,)` position of each row.
+        original: `(n, V)` logits of the unpatched run.
+        patched: `(n, V)` logits of the patched run.
+    """
+
+    patch: int
+    windows: Int[Tensor, " n"]
+    positions: Int[Tensor, " n"]
+    original: Float[Tensor, "n v"]
+    patched: Float[Tensor, "n v"]
+
+
+class InterventionSession:
+    """Patch any layer of a batch of windows again and again, on one original run (a context manager).
+
+    Inside the `with` the model is in eval mode and no gradients are made; on leaving, also by an exception, every
+    module is as it was.
+
+    Args:
+        model: A loaded model.
+        input_ids: `(B, S)` token ids.
+        attention_mask: `(B, S)`, 1 for tokens and 0 for padding on the right; all tokens if None.
+        scheme: Name of a scheme; by default `choose_scheme(model)`. It isn't checked here: see `trusted_scheme`.
+
+    Raises:
+        InputError: Padding on the left, shapes that don't fit, or an unknown scheme.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        input_ids: Int[Tensor, "windows tokens"],
+        attention_mask: Int[Tensor, "windows tokens"] | Bool[Tensor, "windows tokens"] | None = None,
+        *,
+        scheme: str | None = None,
+    ) -> None:
+        self._model = model
+        self._ids = input_ids.to(model.device)
+        self._real = _real_tokens(input_ids, attention_mask)
+        self._name = scheme
+        self._undo = ExitStack()
+        self._scheme: Scheme | None = None
+        self._original: Tensor | None = None
+
+    def __enter__(self) -> InterventionSession:
+        if self._name is None:
+            self._name = choose_scheme(self._model)
+        with ExitStack() as undo:
+            undo.enter_context(undisturbed(self._model.hf))
+            # Padding is on the right, where causal models can't look; full windows keep masks simple and rows alike.
+            self._scheme = start_scheme(self._name, self._model, self._ids)
+            self._original = self._head(self._base.final.flatten(0, 1)).unflatten(0, self._ids.shape)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scheme = self._original = None
+        self._undo.close()
+
+    @property
+    def path(self) -> str:
+        """Name of the scheme that serves."""
+        if self._name is None:
+            self._name = choose_scheme(self._model)
+        return self._name
+
+    @property
+    def logits(self) -> Float[Tensor, "windows tokens vocabulary"]:
+        """Logits of the unpatched run; those of padding mean nothing."""
+        if self._original is None:
+            raise InputError("An InterventionSession works inside its `with` only.")
+        return self._original
+
+    def replace(
+        self,
+        layer: int,
+        states: Float[Tensor, "windows tokens width"],
+        scope: Scope = "single",
+        positions: Bool[Tensor, "windows tokens"] | None = None,
+    ) -> Float[Tensor, "windows tokens vocabulary"]:
+        """Return the logits at each token when block `layer`'s output is replaced.
+
+        Args:
+            layer: The block, 0-based.
+            states: `(B, S, d)` replacements.
+            scope: `single`: row i is of a run in which token i's state alone is replaced; `all`: all are at once.
+            positions: `(B, S)` tokens that are wanted (`single`) or replaced (`all`); by default all but padding.
+
+        Returns:
+            `(B, S, V)` logits, NaN where not wanted.
+        """
+        logits = torch.full_like(self.logits, torch.nan)
+        for chunk in self.stream(layer, [states], scope, positions):
+            logits[chunk.windows, chunk.positions] = chunk.patched
+        return logits
+
+    def stream(
+        self,
+        layer: int,
+        patches: Sequence[Float[Tensor, "windows tokens width"]],
+        scope: Scope = "single",
+        positions: Bool[Tensor, "windows tokens"] | None = None,
+    ) -> Iterator[LogitsChunk]:
+        """Yield the wanted tokens' logits chunk by chunk, for several patches of one layer.
+
+        Args:
+            layer: The block, 0-based.
+            patches: Alternatives of `(B, S, d)` replacements.
+            scope: As in `replace`.
+            positions: As in `replace`.
+
+        Yields:
+            Chunks of a few rows each, patch by patch, so that no full set of patched logits is ever held.
+        """
+        asked = self._asked(positions)
+        self._check(layer, patches)
+        where = torch.nonzero(asked, as_tuple=True)
+        size = max(1, CHUNK_LOGITS // self.logits.shape[-1])
+        for patch, states in enumerate(patches):
+            final = self._final(layer, states.unsqueeze(0), scope, asked)[0]
+            for windows, positions_ in zip(where[0].split(size), where[1].split(size), strict=True):
+                device = final.device
+                rows = final[windows.to(device), positions_.to(device)]
+                yield LogitsChunk(patch, windows, positions_, _rows(self.logits, windows, positions_), self._head(rows))
+            del final
+
+    @property
+    def _base(self) -> BaseRun:
+        if self._scheme is None:
+            raise InputError("An InterventionSession works inside its `with` only.")
+        return self._scheme.base
+
+    def _head(self, states: Float[Tensor, "n f"]) -> Float[Tensor, "n v"]:
+        return self._base.backbone.logits(states, template=self._base.template)
+
+    def _final(self, layer: int, states: Tensor, scope: Scope, asked: Tensor) -> Tensor:
+        if scope == "single":
+            assert self._scheme is not None
+            return self._scheme.patched(layer, states, asked)
+        original = self._base.outputs[layer]
+        replaced = asked.to(original.device).unsqueeze(-1)
+        states = torch.where(replaced, self._base.cast(layer, states), original)
+        return patched_together(self._base, layer, states)
+
+    def _asked(self, positions: Tensor | None) -> Bool[Tensor, "windows tokens"]:
+        if positions is None:
+            return self._real
+        if positions.shape != self._real.shape:
+            raise InputError(
+                f"positions has shape {tuple(positions.shape)}; expected (windows, tokens) {tuple(self._real.shape)}."
+            )
+        return positions.to(self._real.device).bool() & self._real
+
+    def _check(self, layer: int, patches: Sequence[Tensor]) -> None:
+        if not 0 <= layer < len(self._base.blocks):
+            raise InputError(f"Layer {layer} doesn't exist; the model has layers 0 to {len(self._base.blocks) - 1}.")
+        expected = tuple(self._base.outputs[layer].shape)
+        for states in patches:
+            if tuple(states.shape) != expected:
+                raise InputError(f"states has shape {tuple(states.shape)}; expected {expected} for these windows.")
+
+
+def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    if input_ids.dim() != 2 or input_ids.numel() == 0:
+        raise InputError(f"input_ids has shape {tuple(input_ids.shape)}; expected (windows, tokens), not empty.")
+    if attention_mask is None:
+        return torch.ones(input_ids.shape, dtype=torch.bool)
+    real = attention_mask.bool().cpu()
+    if real.shape != input_ids.shape:
+        raise InputError(f"attention_mask has shape {tuple(real.shape)}; expected {tuple(input_ids.shape)}.")
+    if bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
+        raise InputError("A window is padded on the left or inside; pad on the right, so that positions start at 0.")
+    return real
+
+
+def _rows(logits: Tensor, windows: Tensor, positions: Tensor) -> Tensor:
+    # A view where rows follow each other, since copying logits costs as much as comparing them.
+    length = logits.shape[1]
+    start, count = int(windows[0]) * length + int(positions[0]), len(windows)
+    last = int(windows[-1]) * length + int(positions[-1])
+    if last - start == count - 1:
+        return logits.flatten(0, 1)[start : start + count]
+    return logits[windows.to(logits.device), positions.to(logits.device)]
