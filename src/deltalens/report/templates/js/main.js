@@ -1,0 +1,84 @@
+// The bar that steers every view, and the order in which the views come up.
+function startBar() {
+  const chips = document.getElementById("maps");
+  page.series.forEach((series, s) => {
+    const chip = el("button", { type: "button", class: "chip", "aria-pressed": "true", "data-series": s }, swatch(s), series.label);
+    chip.addEventListener("click", () => {
+      const active = new Set(state.active);
+      if (active.has(s)) active.delete(s); else active.add(s);
+      setState({ active });
+    });
+    chips.append(chip);
+  });
+  onChange(["active"], () => chips.querySelectorAll(".chip").forEach((c) => c.setAttribute("aria-pressed", String(state.active.has(+c.dataset.series)))));
+  const slider = document.getElementById("layer");
+  slider.max = String(page.layers.length - 1);
+  slider.disabled = page.layers.length < 2;
+  slider.addEventListener("input", () => setState({ layer: page.layers[+slider.value] }));
+  onChange(["layer"], () => {
+    slider.value = String(page.layers.indexOf(state.layer));
+    slider.setAttribute("aria-valuetext", `layer ${layerName(state.layer)}`);
+    document.getElementById("layer-name").textContent = layerName(state.layer);
+  });
+  startProtocols();
+  document.getElementById("theme").addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    setState({ theme: document.documentElement.dataset.theme });
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (e) => setState({ theme: e.matches ? "dark" : "light" }));
+}
+
+function startProtocols() {
+  const group = document.getElementById("protocols");
+  group.hidden = page.protocols.length < 2;
+  page.protocols.forEach((_, p) => group.append(el("label", {}, el("input", { type: "radio", name: "protocol", value: p, checked: p === page.judged, onchange: () => setState({ protocol: p }) }), el("span", {}, protocolName(p)))));
+}
+
+function startCopyButtons() {
+  document.querySelectorAll("[data-copy]").forEach((button) => button.addEventListener("click", () => copyText(document.getElementById(button.dataset.copy).textContent, button)));
+}
+
+function firstMeasure() {
+  const names = page.tokenMeasures.map((m) => m.name);
+  return names.find((n) => tokensData().columns[n]) || names[0];
+}
+
+function firstSlot() {
+  const text = tokensData().text;
+  const shown = text.token.findIndex((t, i) => i > 20 && !text.excluded[i] && /\p{L}{3}/u.test(t));
+  return Math.max(0, shown);
+}
+
+function start() {
+  Object.assign(state, {
+    active: new Set(page.series.map((_, s) => s)), layer: page.layers[Math.floor(page.layers.length / 2)], protocol: page.judged, series: 0,
+    clouds: new Set(["random"]), window: 0, slot: null, scaleAll: true, tableLayer: false, width: innerWidth, theme: null, measure: page.tokenMeasures[0].name,
+  });
+  startBar();
+  startProfiles();
+  startCopyButtons();
+  drawAll();
+  // The heavy data is parsed after the first paint.
+  requestAnimationFrame(() => setTimeout(() => {
+    state.measure = firstMeasure();
+    state.slot = firstSlot();
+    listeners.length && startViews();
+    document.documentElement.dataset.ready = "true";
+  }));
+}
+
+function startViews() {
+  const before = listeners.length;
+  startText();
+  startRidges();
+  startScatter();
+  startTable();
+  for (const { draw } of listeners.slice(before)) draw(new Set());
+}
+
+let resizing = null;
+addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => setState({ width: innerWidth }), 80);
+});
+start();
