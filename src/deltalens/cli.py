@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
+from typer.exceptions import TyperException
 
 from deltalens.errors import DeltalensError, InputError
 from deltalens.experiment.spec import DEFAULT_MODEL, RunSpec
@@ -30,14 +31,17 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; every expected failure is one line on stderr and an exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except DeltalensError as error:
         _fail(str(error), USAGE if isinstance(error, InputError) else FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted; continue with: deltalens run --resume --out DIR", INTERRUPTED)
+    except TyperException as error:
+        _fail(f"{error.format_message()}; see deltalens --help", USAGE)
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(FAILED) from None
+    if code == INTERRUPTED:
+        _fail("interrupted; what was committed is kept: continue with deltalens run --resume --out DIR", INTERRUPTED)
+    raise SystemExit(code)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -78,7 +82,7 @@ def _run_command() -> Callable[..., None]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, default=default, annotation=kind) for name, kind, default in [
         *(_option(name, field) for name, field in RunSpec.model_fields.items()),
-        ("config", Annotated[Path | None, typer.Option(help="YAML file with fields of the run; flags win over it.")], None),
+        ("config", Annotated[Path | None, typer.Option(help="YAML file with fields of a run; flags win.")], None),
         ("out", Annotated[Path | None, typer.Option(help="Run folder. Default: a new one below runs/.")], None),
         ("resume", Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")], False),
         ("quiet", Annotated[bool, typer.Option("--quiet", help="No progress and no table.")], False),

@@ -32,6 +32,7 @@ class Captured:
     pool_tokens: pd.DataFrame
     partner: Int[Tensor, " n"]
     summarizer: Summarizer
+    warnings: tuple[str, ...]
 
     @property
     def real(self) -> Bool[Tensor, "windows length"]:
@@ -50,8 +51,10 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
     sets = [("evaluation", corpus.evaluation)] + ([("pool", corpus.pool)] if corpus.pool is not None else [])
     shards = [StateShards(plan.folder.states, name, plan.fingerprint) for name, _ in sets]
     with progress.step("capture states", sum(len(windows) for _, windows in sets)) as advance:
-        for shard, (_, windows) in zip(shards, sets, strict=True):
+        fitted = [
             shard.capture(plan.model, windows, layers=plan.layers, batch_size=spec.batch_size, advance=advance)
+            for shard, (_, windows) in zip(shards, sets, strict=True)
+        ]
     exclusions = exclude(
         [windows for _, windows in sets],
         [shard.norms() for shard in shards],
@@ -77,13 +80,26 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
         pool_tokens=tables[-1],
         partner=derangement(windows_of, torch.ones(len(windows_of), dtype=torch.bool), spec.seed),
         summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
+        warnings=_warnings(min(fitted), spec.batch_size, exclusions),
     )
+
+
+def _warnings(fitted: int, batch_size: int, exclusions: list[Exclusions]) -> tuple[str, ...]:
+    warnings = []
+    if fitted < batch_size:
+        warnings.append(f"{batch_size} windows didn't fit in memory at once; the batch was halved to {fitted}")
+    non_finite = sum(excluded.counts()["non_finite"] for excluded in exclusions)
+    if non_finite:
+        warnings.append(f"{non_finite} tokens have NaN or infinite states and are left out of every statistic")
+    return tuple(warnings)
 
 
 def _require_tokens(exclusions: list[Exclusions], neighbors: int) -> None:
     for name, excluded in zip(("tokens", "pool_tokens"), exclusions, strict=False):
         left = int(excluded.included.sum())
-        needed = neighbors + 1 if name == "tokens" and len(exclusions) == 1 else neighbors if name == "pool_tokens" else 1
+        needed = (
+            neighbors + 1 if name == "tokens" and len(exclusions) == 1 else neighbors if name == "pool_tokens" else 1
+        )
         if left < needed:
             counts = ", ".join(f"{count} {reason}" for reason, count in excluded.counts().items() if count)
             raise InputError(f"{left} {name} are left ({counts} excluded), {needed} are needed; raise {name}")

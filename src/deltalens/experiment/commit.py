@@ -45,7 +45,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise StoreError(f"{path} does not exist; the folder is no finished run, or it was damaged") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{path} can't be read ({type(error).__name__}); it is damaged: run again with --resume") from None
+        raise StoreError(
+            f"{path} can't be read ({type(error).__name__}); it is damaged: run again with --resume"
+        ) from None
     if not isinstance(content, dict):
         raise StoreError(f"{path} holds no JSON object; it is damaged: run again with --resume")
     return content

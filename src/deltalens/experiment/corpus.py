@@ -15,7 +15,7 @@ from deltalens.experiment.documents import Documents
 #: A trailing window shorter than this share of the window is dropped: its tokens would see too little context.
 SHORTEST_WINDOW_SHARE = 1 / 8
 
-#: Evaluation windows are spread over at least this many documents where the text has them, since intervals need clusters.
+#: Evaluation windows spread over at least this many documents where the text has them: intervals need clusters.
 DOCUMENTS_FOR_INTERVALS = 8
 
 DocumentSplit = Literal["by_document", "contiguous", "none"]
@@ -165,19 +165,20 @@ def _split(
 def _assign_documents(
     documents: list[list[_Piece]], tokens: int, pool_tokens: int, specials: int
 ) -> tuple[list[list[_Piece]], list[list[_Piece]]]:
-    """Give each document to the side that is filled less, counting no more of one than its share of evaluation."""
-    share = -(-tokens // DOCUMENTS_FOR_INTERVALS)
-    ours: list[list[_Piece]] = []
-    others: list[list[_Piece]] = []
-    ours_filled = others_filled = 0.0
+    """Give each document to the side that is filled less; then spare ones of the pool until evaluation has enough."""
+    sides: tuple[list[list[_Piece]], list[list[_Piece]]] = ([], [])
+    filled = [0, 0]
     for document in documents:
-        size = _size(document, specials)
-        if ours_filled <= others_filled:
-            ours.append(document)
-            ours_filled += min(size, share) / tokens
-        else:
-            others.append(document)
-            others_filled += size / pool_tokens
+        side = 0 if filled[0] * pool_tokens <= filled[1] * tokens else 1
+        sides[side].append(document)
+        filled[side] += _size(document, specials)
+    ours, others = sides
+    for document in sorted(others, key=lambda document: _size(document, specials)):
+        if len(ours) >= DOCUMENTS_FOR_INTERVALS or filled[1] - _size(document, specials) < pool_tokens:
+            break
+        others.remove(document)
+        ours.append(document)
+        filled[1] -= _size(document, specials)
     return ours, others
 
 

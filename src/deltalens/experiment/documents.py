@@ -71,7 +71,7 @@ def read_paths(paths: Iterable[Path]) -> Documents:
 
 
 def read_dataset(name: str, *, most_documents: int = 20_000) -> Documents:
-    """Documents from a Hub dataset, ``NAME`` or ``NAME:CONFIG:SPLIT`` (split ``train`` unless given), field ``text``."""
+    """Documents from the field ``text`` of a Hub dataset, ``NAME`` or ``NAME:CONFIG:SPLIT`` (``train`` unless given)."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -124,7 +124,9 @@ def _json_text(line: str, path: Path, number: int) -> str:
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError):
-        raise CorpusError(f"line {number} of {path} isn't JSON; write one object with a field 'text' per line") from None
+        raise CorpusError(
+            f"line {number} of {path} isn't JSON; write one object with a field 'text' per line"
+        ) from None
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise CorpusError(f"line {number} of {path} has no string field 'text'; write one object with it per line")

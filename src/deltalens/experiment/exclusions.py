@@ -35,7 +35,7 @@ class Exclusions:
 
 def exclude(
     windows: list[Windows],
-    norms: list[Float[Tensor, "windows length states"]],
+    norms: list[Float[Tensor, "_ length states"]],
     *,
     skip_first: int,
     max_norm_multiple: float,
@@ -44,7 +44,7 @@ def exclude(
 
     Args:
         windows: evaluation windows, and pool windows where there are any.
-        norms: for each set, the norm of every state of the stream, from the first block's input to the last one's output.
+        norms: for each set, the norm of every state, from the first block's input to the last one's output.
         skip_first: positions left out at the start of each window.
         max_norm_multiple: a token whose norm exceeds this multiple of the median at any state is a sink.
     """

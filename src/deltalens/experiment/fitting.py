@@ -18,7 +18,7 @@ from deltalens.models import Model, isolated_outputs
 
 @dataclass(frozen=True)
 class LayerStates:
-    """Included tokens of one transition: evaluation pairs with their windows, and pool pairs where a protocol needs them."""
+    """Included tokens of one transition: evaluation pairs, and pool pairs where a protocol needs them."""
 
     layer: int
     x: Float[Tensor, "n d"]
@@ -101,7 +101,7 @@ class ProtocolFits:
         return excluded
 
     def _null(self, map: TokenwiseMap, trivial: bool) -> Geometry | None:
-        """The same fit on updates permuted over the pool; where pool and evaluation are one, so is the update judged."""
+        """The same fit on updates permuted over the pool; where that is the evaluation, so is the update judged."""
         if map.name == "isolated":
             return None
         states = self.states

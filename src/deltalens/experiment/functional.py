@@ -1,4 +1,4 @@
-"""What a replaced state does to the output: KL, loss and argmax, for every patch of a layer, window batch by window batch."""
+"""What a replaced state does to the output: KL, loss and argmax, for every patch of a layer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from deltalens.core.divergence import (
 )
 from deltalens.experiment.corpus import Windows
 from deltalens.experiment.spec import Scope
-from deltalens.models import InterventionSession, Model
+from deltalens.models import InterventionSession, LogitsChunk, Model
 
 #: Sessions stay open across layers while their caches and logits fit in this many bytes; beyond it they are reopened.
 SESSION_MEMORY = 2 * 2**30
@@ -71,7 +71,11 @@ class FunctionalMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self._open.clear()
+        self._open_bytes = 0
         self._stack.close()
 
     def base_nll(self) -> Float[Tensor, "windows length"]:
@@ -90,32 +94,44 @@ class FunctionalMeter:
 
         Positions that aren't included are never patched: the caller leaves the original state there.
         """
-        parts: dict[str, list[Effect]] = {name: [] for name in patches}
-        for part, session in self._sessions():
-            for name, states in patches.items():
-                parts[name].append(self._effect(session, layer, states[part], scope, part))
-                advance(1)
-        return {name: _joined(effects) for name, effects in parts.items()}
+        while True:
+            try:
+                return self._measure(layer, patches, scope, advance)
+            except (torch.OutOfMemoryError, MemoryError):
+                if self.batch_size == 1:
+                    raise
+                self._close()
+                self.batch_size //= 2
 
-    def _effect(
-        self, session: InterventionSession, layer: int, states: Tensor, scope: Scope, part: slice
-    ) -> Effect:
-        asked = self._asked(scope)[part]
-        patched = session.replace(layer, states, scope, asked)
-        targets = self._targets(part).to(patched.device)
-        defined = asked.to(patched.device)
-        original = session.logits
-        names = ("kl", *self.divergences)
-        divergences = {
-            name: torch.where(defined, _DIVERGENCES[name](original, patched), torch.nan).float().cpu() for name in names
-        }
-        delta = negative_log_likelihood(patched, targets) - negative_log_likelihood(original, targets)
-        agrees = top1_agreement(original, patched).float()
-        return Effect(
-            divergences,
-            torch.where(defined, delta, torch.nan).float().cpu(),
-            torch.where(defined, agrees, torch.nan).cpu(),
-        )
+    def _measure(
+        self, layer: int, patches: Mapping[str, Tensor], scope: Scope, advance: Callable[[int], None]
+    ) -> dict[str, Effect]:
+        whole = {name: self._empty_effect() for name in patches}
+        for part, session in self._sessions():
+            asked = self._asked(scope)[part]
+            targets = self._targets(part)
+            names = list(patches)
+            for chunk in session.stream(layer, [patches[name][part] for name in names], scope, asked):
+                rows = chunk.windows.cpu() + part.start, chunk.positions.cpu()
+                self._record(whole[names[chunk.patch]], rows, chunk, targets[chunk.windows.cpu(), rows[1]])
+            advance(part.stop - part.start)
+        return whole
+
+    def _empty_effect(self) -> Effect:
+        def empty() -> Tensor:
+            return torch.full(self.included.shape, torch.nan)
+
+        return Effect({name: empty() for name in ("kl", *self.divergences)}, empty(), empty())
+
+    @staticmethod
+    def _record(effect: Effect, rows: tuple[Tensor, Tensor], chunk: LogitsChunk, targets: Tensor) -> None:
+        original, patched = chunk.original, chunk.patched
+        for name, values in effect.divergences.items():
+            values[rows] = _DIVERGENCES[name](original, patched).float().cpu()
+        at = targets.to(patched.device)
+        delta = negative_log_likelihood(patched, at) - negative_log_likelihood(original, at)
+        effect.nll_delta[rows] = delta.float().cpu()
+        effect.top1_agrees[rows] = top1_agreement(original, patched).float().cpu()
 
     def _asked(self, scope: Scope) -> Bool[Tensor, "windows length"]:
         return self.sampled if scope == "single" and self.sampled is not None else self.included
@@ -143,11 +159,3 @@ class FunctionalMeter:
             else:
                 with session:
                     yield part, session
-
-
-def _joined(effects: Sequence[Effect]) -> Effect:
-    return Effect(
-        {name: torch.cat([e.divergences[name] for e in effects]) for name in effects[0].divergences},
-        torch.cat([e.nll_delta for e in effects]),
-        torch.cat([e.top1_agrees for e in effects]),
-    )

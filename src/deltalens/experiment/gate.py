@@ -9,18 +9,28 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from deltalens.core.divergence import kl_divergence
 from deltalens.errors import ModelError
 from deltalens.experiment.corpus import Windows
 from deltalens.experiment.functional import FunctionalMeter
 from deltalens.experiment.plan import Plan
 from deltalens.experiment.progress import Progress
-from deltalens.models import Check, Model, Parity, capture, check_chain, check_identity_patch, check_parity, choose_scheme
+from deltalens.models import (
+    Check,
+    Model,
+    Parity,
+    capture,
+    check_chain,
+    check_identity_patch,
+    check_parity,
+    choose_scheme,
+)
 
 RERUN = "rerun"
 _GATE_WINDOWS = 2
 _GATE_POSITIONS = 6
 
-#: Unit in the last place relative to a value, halved twice over: the rms error of rounding to nearest is this / sqrt(3).
+#: Largest error of rounding to nearest, relative to the value; its rms is this over sqrt(3).
 _HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 
 
@@ -76,7 +86,7 @@ class Gate:
         return pd.Series(joined, index=rows.index, dtype=object)
 
     def to_manifest(self) -> dict[str, Any]:
-        """Checks, interventions, noise floor and warnings as the manifest holds them."""
+        """Checks, interventions and floors as the manifest holds them."""
         parity = None if self.parity is None else vars(self.parity)
         sampled = None if self.sampled is None else int(self.sampled.sum())
         return {
@@ -87,7 +97,6 @@ class Gate:
             },
             "noise_floor": self.noise_floor,
             "rounding_floor": self.rounding_floor(),
-            "warnings": list(self.warnings),
         }
 
     def rounding_floor(self) -> float | None:
@@ -142,10 +151,15 @@ def _prove_scheme(plan: Plan, windows: Windows, included: Tensor) -> tuple[Parit
     return parity, RERUN, [warning]
 
 
-def _spaced_positions(included: Bool[Tensor, "windows length"]) -> list[int]:
-    common = torch.nonzero(included.all(dim=0))[:, 0].tolist() or torch.nonzero(included.any(dim=0))[:, 0].tolist()
-    chosen = np.linspace(0, len(common) - 1, num=min(_GATE_POSITIONS, len(common))).round().astype(int)
-    return [int(common[i]) for i in chosen]
+def _spaced_positions(included: Bool[Tensor, "windows length"]) -> Bool[Tensor, "windows length"]:
+    """A few positions of each window, from its first to its last one."""
+    chosen = torch.zeros_like(included)
+    for window, row in enumerate(included):
+        positions = torch.nonzero(row)[:, 0]
+        if len(positions):
+            spaced = torch.linspace(0, len(positions) - 1, steps=_GATE_POSITIONS).round().long()
+            chosen[window, positions[spaced]] = True
+    return chosen
 
 
 def _sample(included: Bool[Tensor, "windows length"], plan: Plan) -> Bool[Tensor, "windows length"]:
@@ -167,14 +181,15 @@ def _noise_floor(plan: Plan, windows: Windows, included: Tensor, scheme: str) ->
     with capture(plan.model, {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}) as states:
         own = states.outputs[middle].detach().cpu()
     with FunctionalMeter(plan.model, windows, inside, len(windows), scheme, (), sampled) as meter:
-        floors = {scope: _largest(meter.measure(middle, {"own": own}, scope)["own"].divergences["kl"]) for scope in plan.spec.scope}
+        floors = {
+            scope: _largest(meter.measure(middle, {"own": own}, scope)["own"].divergences["kl"])
+            for scope in plan.spec.scope
+        }
     other = _batch_size_floor(plan, windows, inside)
     return {scope: max(floor, other) for scope, floor in floors.items()}
 
 
 def _batch_size_floor(plan: Plan, windows: Windows, inside: Tensor) -> float:
-    from deltalens.core.divergence import kl_divergence
-
     together = _logits(plan.model, windows)
     alone = torch.cat([_logits(plan.model, windows.rows(row, row + 1)) for row in range(len(windows))])
     return _largest(torch.where(inside, kl_divergence(together, alone), torch.nan))

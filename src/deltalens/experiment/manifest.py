@@ -57,6 +57,7 @@ def finished_manifest(
         "status": COMPLETE,
         "finished": _now(),
         "corpus": manifest["corpus"] | sides,
+        "warnings": [*captured.warnings, *gate.warnings],
         "bootstrap": {"clusters": clusters, "resamples": captured.plan.spec.resamples},
         "tables": tables,
     }

@@ -96,7 +96,9 @@ class _LayerMeasure:
         if protocol not in self._fits:
             captured = self._captured
             self._fits = {  # one protocol's neighbourhoods at a time, since each holds a Gram matrix
-                protocol: ProtocolFits(self._states, protocol, captured.plan.spec, captured.plan.model, captured.partner)
+                protocol: ProtocolFits(
+                    self._states, protocol, captured.plan.spec, captured.plan.model, captured.partner
+                )
             }
         return self._fits[protocol]
 

@@ -78,7 +78,9 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     layers = select_layers(spec.layers, model.n_layers)
     _check_ranks(spec, model)
     if model.tokenizer is None:
-        raise InputError(f"model '{spec.model}' has no tokenizer, so text can't be cut into tokens; add its tokenizer files")
+        raise InputError(
+            f"model '{spec.model}' has no tokenizer, so text can't be cut into tokens; add its tokenizer files"
+        )
     window = choose_window(spec.window, model)
     corpus = build_corpus(
         documents,
@@ -111,7 +113,9 @@ def choose_window(asked: int | None, model: Model) -> int:
     if asked is None:
         return min(LONGEST_DEFAULT_WINDOW, longest or LONGEST_DEFAULT_WINDOW)
     if longest is not None and asked > longest:
-        raise InputError(f"window is {asked}, but this model takes {longest} tokens; choose a window of at most {longest}")
+        raise InputError(
+            f"window is {asked}, but this model takes {longest} tokens; choose a window of at most {longest}"
+        )
     return asked
 
 
@@ -125,7 +129,9 @@ def _check_ranks(spec: RunSpec, model: Model) -> None:
     for text in spec.maps:
         rank = getattr(parse_map(text), "rank", None)
         if rank is not None and rank > model.width:
-            raise InputError(f"map '{text}' asks for rank {rank}, but states have {model.width} components; lower the rank")
+            raise InputError(
+                f"map '{text}' asks for rank {rank}, but states have {model.width} components; lower the rank"
+            )
 
 
 def _check_vocabulary(corpus: Corpus, model: Model) -> None:
@@ -139,7 +145,9 @@ def _check_vocabulary(corpus: Corpus, model: Model) -> None:
 
 
 def _check_disk(plan: Plan) -> None:
-    existing = next(path for path in (plan.folder.folder.absolute(), *plan.folder.folder.absolute().parents) if path.exists())
+    existing = next(
+        path for path in (plan.folder.folder.absolute(), *plan.folder.folder.absolute().parents) if path.exists()
+    )
     free = shutil.disk_usage(existing).free
     needed = int(plan.state_bytes * _HEADROOM)
     if needed > free:

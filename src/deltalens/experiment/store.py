@@ -106,7 +106,7 @@ class RunFolder:
         summary: dict[str, float],
         neighbors: pd.DataFrame | None = None,
     ) -> None:
-        """Commit a unit: its token table and its summary, and the neighbours where this unit carries them; all or none."""
+        """Commit a unit: its token table, its summary, and the neighbours where it carries them; all or none."""
 
         def write(folder: Path) -> None:
             tokens.to_parquet(folder / "tokens.parquet", index=False)
@@ -153,7 +153,9 @@ class StoredRun:
                 f"this version reads {SCHEMA_VERSION}; use the version of deltalens that wrote it"
             )
         if self.manifest.get("status") != COMPLETE:
-            raise StoreError(f"{self.folder} isn't finished; continue it with: deltalens run --resume --out {self.folder}")
+            raise StoreError(
+                f"{self.folder} isn't finished; continue it with: deltalens run --resume --out {self.folder}"
+            )
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -217,7 +219,9 @@ def _key_columns(key: UnitKey) -> dict[str, Any]:
 
 def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = [
-        table.column(field.name).cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        table.column(field.name).cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)

@@ -58,7 +58,9 @@ class Summarizer:
             null: geometric measures of the same fit on permuted updates, or None.
             chance: geometric measures with the residual of another window's token, or None.
         """
-        columns = {name: tokens[name].to_numpy(np.float64) for name in tokens.columns if tokens[name].dtype.kind in "bifu"}
+        columns = {
+            name: tokens[name].to_numpy(np.float64) for name in tokens.columns if tokens[name].dtype.kind in "bifu"
+        }
         row: dict[str, float] = {"n_included": float(len(tokens))}
         for name in (*GEOMETRIC, *FIT, *FUNCTIONAL, *sorted(_extra_functional(columns))):
             if name in columns:
@@ -92,7 +94,9 @@ class Summarizer:
     def _references(self, suffix: str, table: pd.DataFrame | None) -> dict[str, float]:
         if table is None:
             return {}
-        medians = {f"{name}{suffix}": _nanmedian(table[name].to_numpy(np.float64)) for name in GEOMETRIC if name in table}
+        medians = {
+            f"{name}{suffix}": _nanmedian(table[name].to_numpy(np.float64)) for name in GEOMETRIC if name in table
+        }
         angles = table[_ANGLE].to_numpy(np.float64)
         return medians | {f"share_residual_over_60{suffix}": share_over(angles, WIDE_ANGLE)}
 
@@ -129,7 +133,12 @@ class Summarizer:
 
     def _interval(self, name: str, values: np.ndarray) -> dict[str, float]:
         low, high = self.bootstrap.median(values)
-        return {name: _nanmedian(values), f"{name}_lo": low, f"{name}_hi": high, f"{name}_n": float((~np.isnan(values)).sum())}
+        return {
+            name: _nanmedian(values),
+            f"{name}_lo": low,
+            f"{name}_hi": high,
+            f"{name}_n": float((~np.isnan(values)).sum()),
+        }
 
 
 _SPEARMANS = {

@@ -18,7 +18,9 @@ from deltalens.experiment.functional import Effect
 NEIGHBORS_KEPT = 8
 
 
-def token_rows(windows: Windows, document_names: tuple[str, ...], exclusions: Exclusions, tokenizer: object) -> pd.DataFrame:
+def token_rows(
+    windows: Windows, document_names: tuple[str, ...], exclusions: Exclusions, tokenizer: object
+) -> pd.DataFrame:
     """One row per real token: where it stands, which it is, and whether it is excluded."""
     real = windows.attention_mask.bool()
     window, position = torch.nonzero(real, as_tuple=True)
@@ -112,4 +114,3 @@ def _at_rows(values: np.ndarray, rows: np.ndarray, length: int) -> np.ndarray:
 
 def _array(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy()
-

@@ -1,0 +1,97 @@
+"""Runs survive what ends them: a kill at any moment, a full disk, damage, memory that doesn't suffice."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import deltalens as dl
+from deltalens.experiment import states
+
+SMALL: dict[str, Any] = {
+    "layers": [1, 3],
+    "maps": ["diagonal", "linear"],
+    "tokens": 128,
+    "pool_tokens": 256,
+    "window": 64,
+    "neighbors": 16,
+    "resamples": 100,
+    "batch_size": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dl.Run:
+    return dl.run("tiny-gpt2", out=tmp_path_factory.mktemp("run") / "r", keep_states=True, **SMALL)
+
+
+@pytest.fixture
+def copy(run: dl.Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run.folder, tmp_path / "copy"))
+
+
+def test_twenty_of_twenty_killed_runs_equal_the_uninterrupted_one() -> None:
+    script = Path(__file__).with_name("kill_and_resume.py")
+    done = subprocess.run([sys.executable, str(script), "--kills", "20"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("20 of 20 equal")
+    assert int(last.split(", ")[1].split()[0]) >= 10
+
+
+@pytest.mark.parametrize("harm", ["truncate", "zero", "flip", "remove"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "units/01.linear.local.held_out/tokens.parquet",
+        "units/03.diagonal.local.in_sample/summary.json",
+        "tokens.parquet",
+        "states/evaluation-00000000/states.safetensors",
+    ],
+)
+def test_damage_is_recomputed_on_resume(run: dl.Run, copy: Path, name: str, harm: str) -> None:
+    spoil(copy / name, harm)
+    resumed = dl.run("tiny-gpt2", out=copy, resume=True, keep_states=True, **SMALL)
+    pd.testing.assert_frame_equal(run.tokens(), resumed.tokens(), check_exact=True)
+    pd.testing.assert_frame_equal(run.summary(), resumed.summary(), check_exact=True)
+
+
+def test_a_damaged_manifest_is_named(copy: Path) -> None:
+    spoil(copy / "run.json", "zero")
+    with pytest.raises(dl.StoreError, match=r"run\.json"):
+        dl.run("tiny-gpt2", out=copy, resume=True, **SMALL)
+    with pytest.raises(dl.StoreError, match=r"run\.json"):
+        dl.open(copy)
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_recorded(run: dl.Run, tmp_path: Path, monkeypatch: Any) -> None:
+    real = states._captured
+
+    def too_large(model: Any, batch: Any, streams: Any) -> Any:
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("made up")
+        return real(model, batch, streams)
+
+    monkeypatch.setattr(states, "_captured", too_large)
+    made = dl.run("tiny-gpt2", out=tmp_path / "r", **SMALL)
+    assert any("halved" in warning or "batch" in warning for warning in made.manifest["warnings"])
+    difference = (made.tokens()["relative_error"] - run.tokens()["relative_error"]).abs().dropna()
+    assert difference.quantile(0.99) < 1e-4
+
+
+def spoil(path: Path, harm: str) -> None:
+    content = path.read_bytes()
+    if harm == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif harm == "zero":
+        path.write_bytes(bytes(len(content)))
+    elif harm == "flip":
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    else:
+        path.unlink()
