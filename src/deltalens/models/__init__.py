@@ -4,6 +4,7 @@ from deltalens.models.architectures import ARCHITECTURES, Architecture
 from deltalens.models.builtin_models import builtin_models
 from deltalens.models.capture import States, capture, stream_states
 from deltalens.models.checks import Check, check_chain, check_identity_patch
+from deltalens.models.doctor import Diagnosis, doctor
 from deltalens.models.load import load
 from deltalens.models.model import Model, ModelIdentity
 from deltalens.models.named import NAMED, NamedModel
@@ -13,6 +14,7 @@ __all__ = [
     "NAMED",
     "Architecture",
     "Check",
+    "Diagnosis",
     "Model",
     "ModelIdentity",
     "NamedModel",
@@ -21,6 +23,7 @@ __all__ = [
     "capture",
     "check_chain",
     "check_identity_patch",
+    "doctor",
     "load",
     "stream_states",
 ]

@@ -36,8 +36,8 @@ class Architecture:
         model_type: `config.model_type`.
         blocks: Dotted path from the causal language model to the ordered list of its blocks.
         embedding: Dotted path of the token embedding.
-        head: Dotted path of the output layer.
-        returns: What a block's forward returns, on the versions in `VERIFIED_ON`.
+        heads: Dotted path of the output layer; the first that exists, since the name differs between versions.
+        returns: What a block's forward returns; `either` where that differs between versions of transformers.
         mixers: Part of a submodule's class name -> kind of token mixing. A block with none of them is an `mlp`, one
             with two kinds a `hybrid`.
         handling: Special handling applied on load, by name; empty for nearly all.
@@ -48,8 +48,8 @@ class Architecture:
     model_type: str
     blocks: str = "model.layers"
     embedding: str = "model.embed_tokens"
-    head: str = "lm_head"
-    returns: Literal["tensor", "tuple"] = "tensor"
+    heads: tuple[str, ...] = ("lm_head",)
+    returns: Literal["tensor", "tuple", "either"] = "tensor"
     mixers: Mixers = _ATTENTION
     handling: tuple[str, ...] = ()
     refused: str | None = None
@@ -83,8 +83,8 @@ def row_from_mapping(row: Mapping[str, object]) -> Architecture:
 
 _DECODER_ONLY = (
     "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi",
-    "phi3", "stablelm", "olmo", "olmo2", "olmoe", "cohere", "cohere2", "granite", "granitemoe", "starcoder2",
-    "deepseek_v2", "deepseek_v3", "smollm3", "glm", "glm4", "exaone4", "helium", "nemotron", "persimmon",
+    "phi3", "stablelm", "olmo", "olmo2", "cohere", "cohere2", "granite", "starcoder2", "smollm3", "deepseek_v2",
+    "deepseek_v3",
 )  # fmt: skip
 
 _MULTI_STREAM = (
@@ -93,26 +93,25 @@ _MULTI_STREAM = (
 
 _ROWS: tuple[Architecture, ...] = (
     Architecture("gpt2", "transformer.h", "transformer.wte"),
-    Architecture("gptj", "transformer.h", "transformer.wte"),
-    Architecture("gpt_neo", "transformer.h", "transformer.wte"),
+    Architecture("gptj", "transformer.h", "transformer.wte", returns="either"),
+    Architecture("gpt_neo", "transformer.h", "transformer.wte", returns="tuple"),
     Architecture("gpt_bigcode", "transformer.h", "transformer.wte"),
-    Architecture("codegen", "transformer.h", "transformer.wte"),
-    Architecture("gpt_neox", "gpt_neox.layers", "gpt_neox.embed_in"),
+    Architecture("gpt_neox", "gpt_neox.layers", "gpt_neox.embed_in", heads=("lm_head", "embed_out")),
     Architecture("opt", "model.decoder.layers", "model.decoder.embed_tokens"),
-    Architecture("bloom", "transformer.h", "transformer.word_embeddings"),
-    Architecture("falcon", "transformer.h", "transformer.word_embeddings"),
-    Architecture("mpt", "transformer.blocks", "transformer.wte"),
+    Architecture("bloom", "transformer.h", "transformer.word_embeddings", returns="tuple"),
+    Architecture("falcon", "transformer.h", "transformer.word_embeddings", returns="tuple"),
+    Architecture("mpt", "transformer.blocks", "transformer.wte", returns="tuple"),
     *(Architecture(name) for name in _DECODER_ONLY),
     Architecture("mamba", "backbone.layers", "backbone.embeddings", mixers=(("MambaMixer", "mamba"),)),
     Architecture("falcon_mamba", "backbone.layers", "backbone.embeddings", mixers=(("FalconMambaMixer", "mamba"),)),
     Architecture("mamba2", "backbone.layers", "backbone.embeddings", mixers=(("Mamba2Mixer", "mamba2"),)),
     Architecture(
-        "rwkv", "rwkv.blocks", "rwkv.embeddings", "head",
+        "rwkv", "rwkv.blocks", "rwkv.embeddings", ("head",), returns="tuple",
         mixers=(("RwkvSelfAttention", "rwkv"),), handling=("rwkv_rescaling_off",),
     ),
     Architecture("recurrent_gemma", mixers=(("RecurrentBlock", "recurrent"), ("Attention", "attention"))),
     Architecture("jamba", mixers=(("JambaMambaMixer", "mamba"), ("JambaAttention", "attention"))),
-    Architecture("bamba", mixers=(("BambaMixer", "mamba2"), ("BambaAttention", "attention"))),
+    Architecture("bamba", returns="tuple", mixers=(("BambaMixer", "mamba2"), ("BambaAttention", "attention"))),
     Architecture("zamba2", mixers=(("Zamba2MambaMixer", "mamba2"), ("Zamba2Attention", "attention"))),
     Architecture(
         "nemotron_h", embedding="model.embeddings",

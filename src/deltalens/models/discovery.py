@@ -49,8 +49,8 @@ def find_blocks(hf: Any) -> Found:
         blocks = tuple(hf.get_submodule(row.blocks))
     else:
         raise ModelError(
-            f"{type(hf).__name__} has no modules {row.blocks}, {row.embedding} and {row.head}, where {row.model_type} "
-            "keeps its blocks, embedding and head; load it with a causal language model class."
+            f"{type(hf).__name__} has no {row.blocks}, {row.embedding} and {row.heads[0]}, where {row.model_type} has its "
+            "blocks, embedding and head; load it with a causal language model class."
         )
     kinds = tuple(block_kind(block, row.mixers, config, index) for index, block in enumerate(blocks))
     return Found(blocks, kinds, row)
@@ -84,7 +84,8 @@ def _slides(config: Any, index: int) -> bool:
 
 def _fits(hf: nn.Module, row: Architecture) -> bool:
     modules = dict(hf.named_modules(remove_duplicate=False))
-    return isinstance(modules.get(row.blocks), nn.ModuleList) and row.embedding in modules and row.head in modules
+    placed = row.embedding in modules and any(head in modules for head in row.heads)
+    return placed and isinstance(modules.get(row.blocks), nn.ModuleList)
 
 
 @dataclass
@@ -128,7 +129,7 @@ def _discover(hf: Any) -> tuple[tuple[nn.Module, ...], Architecture]:
     head = hf.get_output_embeddings()
     row = Architecture(
         model_type=hf.config.model_type, blocks=best.path, embedding=names[id(embedding)],
-        head=names.get(id(head), ""), mixers=GENERIC_MIXERS, discovered=True,
+        heads=(names.get(id(head), ""),), mixers=GENERIC_MIXERS, discovered=True,
     )  # fmt: skip
     blocks = tuple(best.children[index] for index in best.order)
     return blocks, replace(row, returns="tuple" if _returns_tuple(hf, blocks[0], ids) else "tensor")

@@ -54,32 +54,38 @@ def load(
         >>> load("tiny-gpt2").n_layers
         6
     """
+    model = open_model(
+        name, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code, tokenizer=tokenizer
+    )
+    probe = probe_batch(model)
+    fields = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
+    for check in (check_chain(model, fields), check_identity_patch(model, fields)):
+        if not check.holds:
+            figure = f"{check.name} fails ({check.value:.3g}): {check.detail}"
+            raise ModelError(f"{model.identity.name} can't be measured: {figure}; see `deltalens doctor`.")
+    return model
+
+
+def open_model(
+    name: Any,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    tokenizer: Any = None,
+) -> Model:
+    """Load a model and locate its blocks without the checks of `load`; for the doctor, which reports them instead."""
     wanted = _dtype(dtype)
     loaded, label, source = _read(name, wanted, device, revision, trust_remote_code, tokenizer)
     hf = loaded.hf.eval()
     if device is not None and str(device) != "auto":
         hf = _moved(hf, device)
-    return prepare(hf, loaded.tokenizer, label, source)
-
-
-def prepare(hf: Any, tokenizer: Any, name: str, source: Source) -> Model:
-    """Turn a transformers model into a checked `Model`; see `load`."""
     found = find_blocks(hf)
     apply_handling(hf, found.architecture)
-    model = Model(
-        hf=hf,
-        tokenizer=tokenizer,
-        blocks=found.blocks,
-        identity=identify(hf, name, source),
-        architecture=found.architecture,
-        block_kinds=found.kinds,
-    )
+    identity = identify(hf, label, source)
+    model = Model(hf, loaded.tokenizer, found.blocks, identity, found.architecture, found.kinds)
     _check_vocabulary(model)
-    probe = probe_batch(model)
-    fields = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
-    for check in (check_chain(model, fields), check_identity_patch(model, fields)):
-        if not check.holds:
-            raise ModelError(f"{name} can't be measured: {check.name} fails ({check.value:.3g}): {check.detail}.")
     return model
 
 
