@@ -71,7 +71,7 @@ def read_paths(paths: Iterable[Path]) -> Documents:
 
 
 def read_dataset(name: str, *, most_documents: int = 20_000) -> Documents:
-    """Documents from the field ``text`` of a Hub dataset, ``NAME`` or ``NAME:CONFIG:SPLIT`` (``train`` unless given)."""
+    """Documents of a Hub dataset, ``NAME`` or ``NAME:CONFIG:SPLIT`` (split ``train`` unless given), field ``text``."""
     try:
         from datasets import load_dataset
     except ImportError:
