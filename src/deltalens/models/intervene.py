@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from deltalens.core.divergence import kl_divergence
 from deltalens.errors import InputError
 from deltalens.models.interventions.choice import SCHEMES, choose_scheme
 from deltalens.models.interventions.isolated import isolated_outputs
@@ -81,6 +80,8 @@ def intervene(
     Raises:
         InputError: Strings instead of token ids, a layer that doesn't exist, or shapes that don't fit.
     """
+    from deltalens.core.divergence import kl_divergence
+
     input_ids, attention_mask = _token_ids(batch)
     scheme = "rerun" if scope == "all" else _scheme_for(model, input_ids, attention_mask)
     with InterventionSession(model, input_ids, attention_mask, scheme=scheme) as session:

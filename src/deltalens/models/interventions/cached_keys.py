@@ -45,10 +45,13 @@ class CachedKeys:
         return cls(base, causal_buffers(model.blocks))
 
     def patched(
-        self, layer: int, states: Float[Tensor, "p b s d"], asked: Bool[Tensor, "b s"]
+        self,
+        layer: int,
+        states: Float[Tensor, "p b s d"],
+        asked: Bool[Tensor, "b s"],  # noqa: ARG002 (all positions come together)
     ) -> Float[Tensor, "p b s f"]:
         """See `Scheme.patched`; every position comes at no extra cost."""
-        base, (count, windows, length) = self.base, states.shape[:3]
+        base, (count, _, length) = self.base, states.shape[:3]
         rows = base.cast(layer, states.flatten(0, 1))
         positions = torch.arange(length, device=base.input_ids.device).unsqueeze(0)
         with (
@@ -60,7 +63,7 @@ class CachedKeys:
             output = base.backbone.run(
                 repeated(base.input_ids, count), cache=base.cache, use_cache=True, positions=positions
             )
-        return base.backbone.final_states(output).unflatten(0, (count, windows))
+        return base.per_patch(base.backbone.final_states(output), count)
 
     def _patterns_after(self, layer: int, count: int) -> Any:
         later = range(layer + 1, len(self.base.blocks))

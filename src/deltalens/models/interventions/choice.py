@@ -55,7 +55,7 @@ def choose_scheme(model: Model) -> str:
     try:
         with undisturbed(model.hf):
             return _scheme_of_cache(model, backbone)
-    except Exception as error:  # any failure here only means that the structure is unknown
+    except Exception as error:  # noqa: BLE001 (any failure only means that the structure is unknown)
         _LOG.info("The cache of %s is unknown (%s); patching goes by reruns.", type(model.hf).__name__, error)
         return "rerun"
 

@@ -30,7 +30,10 @@ class DoubledBatch:
         return cls(run_base(Backbone.of(model), model.blocks, input_ids))
 
     def patched(
-        self, layer: int, states: Float[Tensor, "p b s d"], asked: Bool[Tensor, "b s"]
+        self,
+        layer: int,
+        states: Float[Tensor, "p b s d"],
+        asked: Bool[Tensor, "b s"],  # noqa: ARG002 (all positions come together)
     ) -> Float[Tensor, "p b s f"]:
         """See `Scheme.patched`; every position comes at no extra cost."""
         base, (count, windows, length) = self.base, states.shape[:3]
@@ -53,7 +56,7 @@ class DoubledBatch:
         for token in range(1, length):
             _copy_original(memory, windows)
             step(memory.cache, token)
-        return torch.cat(finals, dim=1).unflatten(0, (count, windows))
+        return base.per_patch(torch.cat(finals, dim=1), count)
 
 
 def _copy_original(memory: Memory, windows: int) -> None:

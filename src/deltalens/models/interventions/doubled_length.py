@@ -36,10 +36,13 @@ class DoubledLength:
         return cls(run_base(Backbone.of(model), model.blocks, input_ids), causal_buffers(model.blocks))
 
     def patched(
-        self, layer: int, states: Float[Tensor, "p b s d"], asked: Bool[Tensor, "b s"]
+        self,
+        layer: int,
+        states: Float[Tensor, "p b s d"],
+        asked: Bool[Tensor, "b s"],  # noqa: ARG002 (all positions come together)
     ) -> Float[Tensor, "p b s f"]:
         """See `Scheme.patched`; every position comes at no extra cost."""
-        base, (count, windows, length) = self.base, states.shape[:3]
+        base, (count, _, length) = self.base, states.shape[:3]
         original = repeated(base.outputs[layer], count)
         rows = torch.cat([original, base.cast(layer, states.flatten(0, 1))], dim=1)
         ids = repeated(base.input_ids, count)
@@ -48,7 +51,7 @@ class DoubledLength:
         arguments = {base.blocks[index]: self._arguments(base.patterns[index], count) for index in later}
         with base.started_after(layer, rows), imposed_arguments(arguments), swapped_buffers(self.buffers, length):
             output = base.backbone.run(torch.cat([ids, ids], dim=1), positions=positions)
-        return base.backbone.final_states(output)[:, length:].unflatten(0, (count, windows))
+        return base.per_patch(base.backbone.final_states(output)[:, length:], count)
 
     def _arguments(self, pattern: BlockPattern, count: int) -> dict[str, Tensor]:
         arguments = {}

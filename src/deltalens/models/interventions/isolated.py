@@ -57,7 +57,8 @@ def isolated_outputs(
     backbone, chunks = Backbone.of(model), []
     with undisturbed(model.hf):
         kinds = _output_kinds(model, backbone)
-        for rows in torch.arange(count).split(ROWS):
+        for start in range(0, count, ROWS):
+            rows = slice(start, start + ROWS)
             chunks.append(_alone(model, backbone, kinds, layer, inputs[rows], places[rows], ids[rows]))
     return torch.cat(chunks) if chunks else inputs.clone()
 

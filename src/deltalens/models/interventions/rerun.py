@@ -1,4 +1,4 @@
-"""Scheme `rerun`: patch one position, run the model on the window up to it, read one row. The fallback and the judge."""
+"""Scheme `rerun`: patch one position, run the window up to it, read one row. The fallback and the judge."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Rerun:
         window, position = torch.nonzero(asked, as_tuple=True)
         order = torch.argsort(position, stable=True)
         for patch in range(states.shape[0]):
-            for chosen in order.split(self.rows):
+            for start in range(0, len(order), self.rows):
+                chosen = order[start : start + self.rows]
                 where = window[chosen], position[chosen]
                 final[patch][where] = self._batch(layer, states[patch][where], *where)
         return final
@@ -46,17 +47,16 @@ class Rerun:
     def _batch(
         self, layer: int, states: Float[Tensor, "n d"], window: Tensor, position: Tensor
     ) -> Float[Tensor, "n f"]:
-        row = torch.arange(len(position), device=position.device)
+        row = torch.arange(len(position))
         # Never one token alone, which some recurrent models treat as a step of generation.
         end = max(int(position.max()) + 1, min(2, self.base.length))
         replacement = self.base.cast(layer, states)
 
         def patch(original: Tensor) -> Tensor:
             changed = original.clone()
-            changed[row.to(original.device), position.to(original.device)] = replacement
+            changed[row, position] = replacement
             return changed
 
         with override_output(self.base.blocks[layer], patch):
-            output = self.base.backbone.run(self.base.input_ids[window.to(self.base.input_ids.device), :end])
-        final = self.base.backbone.final_states(output)
-        return final[row.to(final.device), position.to(final.device)]
+            output = self.base.backbone.run(self.base.input_ids[window, :end])
+        return self.base.backbone.final_states(output)[row, position]

@@ -51,6 +51,10 @@ class BaseRun:
         own = self.outputs[layer]
         return states.to(device=own.device, dtype=own.dtype)
 
+    def per_patch(self, final: Float[Tensor, "rows s f"], count: int) -> Float[Tensor, "p b s f"]:
+        """Return rows of `count` patches, patch-major, with patches as an axis of their own."""
+        return final.reshape(count, -1, *final.shape[1:])
+
     @contextmanager
     def started_after(self, layer: int, states: Tensor) -> Iterator[None]:
         """Skip blocks `0..layer` inside the `with` and let block `layer` return `states`."""
@@ -115,11 +119,11 @@ class Scheme(Protocol):
 
 def patched_together(base: BaseRun, layer: int, states: Float[Tensor, "p b s d"]) -> Float[Tensor, "p b s f"]:
     """Return the final states when all tokens' states are replaced at once (scope `all`)."""
-    count, windows = states.shape[:2]
+    count = states.shape[0]
     rows = base.cast(layer, states.flatten(0, 1))
     with base.started_after(layer, rows):
         output = base.backbone.run(base.input_ids.repeat(count, 1))
-    return base.backbone.final_states(output).unflatten(0, (count, windows))
+    return base.per_patch(base.backbone.final_states(output), count)
 
 
 def repeated(ids: Tensor, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scheme `state_bank`: keep what the model remembers after each original token, then start every patched token from it."""
+"""Scheme `state_bank`: keep the memory after each original token, then start every patched token from it."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ class StateBank:
         window, position = torch.nonzero(asked, as_tuple=True)
         rows = max(1, ROW_BYTES // max(1, self._row_bytes(layer)))
         for patch in range(states.shape[0]):
-            for chosen in torch.arange(len(window), device=window.device).split(rows):
-                where = window[chosen], position[chosen]
+            for start in range(0, len(window), rows):
+                where = window[start : start + rows], position[start : start + rows]
                 final[patch][where] = self._rows(layer, states[patch][where], *where)
         return final
 
     def _rows(self, layer: int, states: Float[Tensor, "n d"], window: Tensor, position: Tensor) -> Float[Tensor, "n f"]:
         base, step = self.base, self.step
-        order, within = torch.arange(len(window), device=window.device), position % step
-        tokens = (position - within).unsqueeze(1) + torch.arange(step, device=position.device)
+        order, within = torch.arange(len(window)), position % step
+        tokens = (position - within).unsqueeze(1) + torch.arange(step)
         ids = _padded(base.input_ids, step)[window.unsqueeze(1), tokens]
         replacement = base.cast(layer, states)
         if step == 1:
@@ -94,7 +94,7 @@ class StateBank:
             self._row_masks(layer, position),
             self._row_states(layer, window, position // step),
         ):
-            output = base.backbone.run(ids, cache=self.memory.cache, use_cache=True, positions=tokens)
+            output = base.backbone.run(ids, cache=self.memory.cache, use_cache=True, positions=tokens.to(ids.device))
         return base.backbone.final_states(output)[order, within]
 
     def _later_slots(self, layer: int) -> list[tuple[int, Slot]]:
@@ -108,11 +108,7 @@ class StateBank:
             for index, slot in later:
                 content = slot.read()
                 assert content is not None
-                device = content.device
-                if slot.is_keys:
-                    slot.write(content[window.to(device)])
-                else:
-                    slot.write(self.bank[index][step_index.to(device), window.to(device)])
+                slot.write(content[window] if slot.is_keys else self.bank[index][step_index, window])
             yield
         finally:
             for slot, tensor in kept:
@@ -125,9 +121,7 @@ class StateBank:
             pattern = self.base.patterns[index]
             if index > layer and pattern.mask_argument is not None:
                 mask = self._single_masks(pattern)[0].transpose(0, 1)
-                arguments[self.base.blocks[index]] = {
-                    pattern.mask_argument: mask[position.to(mask.device)].unsqueeze(2)
-                }
+                arguments[self.base.blocks[index]] = {pattern.mask_argument: mask[position].unsqueeze(2)}
         with imposed_arguments(arguments):
             yield
 

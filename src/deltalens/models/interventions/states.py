@@ -1,4 +1,4 @@
-"""What a recurrent or hybrid model remembers after a token, wherever it keeps it: read, stored, and set for many rows."""
+"""What a recurrent or hybrid model remembers after a token, wherever it keeps it."""
 
 from __future__ import annotations
 
