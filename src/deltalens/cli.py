@@ -188,9 +188,9 @@ def doctor(
 ) -> None:
     """Prove, check by check, that a model can be measured truthfully here."""
     from deltalens.models import doctor as examine
-    from deltalens.models import load
+    from deltalens.models import open_model
 
-    loaded = load(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
+    loaded = open_model(model, dtype=dtype, device=device, revision=revision, trust_remote_code=trust_remote_code)
     diagnosis = examine(loaded)
     typer.echo(diagnosis.to_json() if as_json else str(diagnosis))
     if not diagnosis.holds:

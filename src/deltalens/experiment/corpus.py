@@ -45,7 +45,10 @@ class Windows:
 
     def rows(self, start: int, stop: int) -> "Windows":
         """Windows ``start`` to ``stop``, half-open."""
-        chosen = slice(start, stop)
+        return self.take(torch.arange(start, min(stop, len(self))))
+
+    def take(self, chosen: Int[Tensor, " chosen"]) -> "Windows":
+        """The windows at the given indices."""
         return Windows(self.input_ids[chosen], self.lengths[chosen], self.documents[chosen], self.special[chosen])
 
 

@@ -54,7 +54,7 @@ class ProtocolFits:
         """Decompose the layer with one map."""
         states = self.states
         decomposition = self._decompose(map, states.y, self._pool_y)
-        trivial = _projects_wholly(map, self.spec.subspace)
+        trivial = map.spans_updates(self.spec.subspace)
         geometry = measure_geometry(states.x, states.y, decomposition, proj_tokenwise_trivial=trivial)
         if not self.spec.controls:
             return Fit(decomposition, geometry, null=None, chance=None)
@@ -115,7 +115,12 @@ class ProtocolFits:
         spec, states = self.spec, self.states
         if map.name == "isolated":
             return decomposition_from_tokenwise(
-                states.x, y, self._isolated(states.x), self._isolated_pool_updates, self.neighborhoods, spec.subspace
+                states.x,
+                y,
+                self._isolated(states.x),
+                self._isolated_pool_updates,
+                self.neighborhoods,
+                subspace=spec.subspace,
             )
         return decompose_layer(
             states.x,
@@ -136,9 +141,3 @@ class ProtocolFits:
 
     def _isolated(self, x: Tensor) -> Tensor:
         return isolated_outputs(self._model, self.states.layer, x).to(x.dtype)
-
-
-def _projects_wholly(map: TokenwiseMap, subspace: int) -> bool:
-    """Whether the tokenwise update lies in its dominant subspace whatever the data."""
-    rank = getattr(map, "rank", None)
-    return map.name == "mean" or (rank is not None and rank <= subspace)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from deltalens.core.divergence import kl_divergence
@@ -15,16 +15,7 @@ from deltalens.experiment.corpus import Windows
 from deltalens.experiment.functional import FunctionalMeter
 from deltalens.experiment.plan import Plan
 from deltalens.experiment.progress import Progress
-from deltalens.models import (
-    Check,
-    Model,
-    Parity,
-    capture,
-    check_chain,
-    check_identity_patch,
-    check_parity,
-    choose_scheme,
-)
+from deltalens.models import Check, Model, Parity, capture, check_needed, trusted_scheme
 
 RERUN = "rerun"
 _GATE_WINDOWS = 2
@@ -107,14 +98,15 @@ class Gate:
 
 def open_gate(plan: Plan, included: Bool[Tensor, "windows length"], progress: Progress) -> Gate:
     """Check the model on the run's own windows, prove the fast path, and measure the noise floor."""
-    windows = plan.corpus.evaluation.rows(0, _GATE_WINDOWS)
+    first = _full_windows(plan.corpus.evaluation)
+    windows, inside = plan.corpus.evaluation.take(first), included[first]
     with progress.step("check model and fast path", 3) as advance:
         checks = _model_checks(plan.model, windows)
         advance(1)
-        parity, scheme, warnings = _prove_scheme(plan, windows, included)
+        parity, scheme, warnings = _prove_scheme(plan, windows, inside)
         advance(1)
         sampled = _sample(included, plan) if scheme == RERUN else None
-        floor = _noise_floor(plan, windows, included, scheme) if plan.spec.scope else {}
+        floor = _noise_floor(plan, windows, inside, scheme) if plan.spec.scope else {}
         advance(1)
     for warning in warnings:
         progress.note(f"warning: {warning}")
@@ -122,33 +114,41 @@ def open_gate(plan: Plan, included: Bool[Tensor, "windows length"], progress: Pr
 
 
 def _model_checks(model: Model, windows: Windows) -> tuple[Check, ...]:
-    batch = {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}
-    checks = (check_chain(model, batch), check_identity_patch(model, batch))
+    checks = check_needed(model, {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask})
     for check in checks:
-        if check.needed and not check.holds:
+        if not check.holds:
             raise ModelError(
-                f"{check.name} fails on this model: {check.value:.3g} against a tolerance of {check.tolerance:.3g} "
-                f"({check.detail}); see: deltalens doctor {model.identity.name}"
+                f"{model.identity.name} can't be measured: {check.name} fails, {check.value:.3g} against at most "
+                f"{check.tolerance:.3g} ({check.detail}); see: deltalens doctor {model.identity.name}"
             )
     return checks
 
 
 def _prove_scheme(plan: Plan, windows: Windows, included: Tensor) -> tuple[Parity | None, str, list[str]]:
-    scheme = choose_scheme(plan.model)
-    if "single" not in plan.spec.scope or scheme == RERUN:
-        return None, scheme, []
+    if "single" not in plan.spec.scope:
+        return None, RERUN, []
     layers = sorted({plan.layers[0], plan.layers[len(plan.layers) // 2], plan.layers[-1]})
-    positions = _spaced_positions(included[: len(windows)])
-    parity = check_parity(
-        plan.model, windows.input_ids, windows.attention_mask, layers=layers, positions=positions, scheme=scheme
+    scheme, parity = trusted_scheme(
+        plan.model,
+        windows.input_ids,
+        windows.attention_mask,
+        layers=layers,
+        positions=_spaced_positions(included),
     )
-    if parity.holds:
+    if scheme != RERUN:
         return parity, scheme, []
-    warning = (
-        f"the fast path '{scheme}' differs from patch-and-rerun by {parity.max_relative_difference:.2g} of the logits' "
-        f"range (tolerance {parity.tolerance:.2g}); {plan.spec.sample} sampled positions are patched one by one instead"
-    )
-    return parity, RERUN, [warning]
+    found = "no fast path serves this model"
+    if parity.scheme != RERUN:
+        found = (
+            f"the fast path '{parity.scheme}' differs from patch-and-rerun by {parity.max_relative_difference:.2g} of "
+            f"the logits' range in float32 (tolerance {parity.tolerance:.2g}), {parity.in_dtype:.2g} in the model's dtype"
+            f"the logits' range in float32 (at most {parity.tolerance:.2g} is allowed), {parity.in_dtype:.2g} in its own dtype"
+    return parity, RERUN, [f"{found}; {plan.spec.sample} sampled positions are patched one by one"]
+
+
+def _full_windows(windows: Windows) -> Int[Tensor, " chosen"]:
+    """The first windows without padding, or the longest ones where there are too few."""
+    return torch.argsort(windows.lengths, descending=True, stable=True)[:_GATE_WINDOWS]
 
 
 def _spaced_positions(included: Bool[Tensor, "windows length"]) -> Bool[Tensor, "windows length"]:
@@ -173,9 +173,8 @@ def _sample(included: Bool[Tensor, "windows length"], plan: Plan) -> Bool[Tensor
     return sampled.view_as(included) & included
 
 
-def _noise_floor(plan: Plan, windows: Windows, included: Tensor, scheme: str) -> dict[str, float]:
+def _noise_floor(plan: Plan, windows: Windows, inside: Tensor, scheme: str) -> dict[str, float]:
     """The largest KL that nothing at all gives: the state patched by itself, and the window in another batch size."""
-    inside = included[: len(windows)]
     middle = plan.layers[len(plan.layers) // 2]
     sampled = _few(inside) if scheme == RERUN else None
     with capture(plan.model, {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}) as states:
