@@ -141,8 +141,8 @@ def _prove_scheme(plan: Plan, windows: Windows, included: Tensor) -> tuple[Parit
     if parity.scheme != RERUN:
         found = (
             f"the fast path '{parity.scheme}' differs from patch-and-rerun by {parity.max_relative_difference:.2g} of "
-            f"the logits' range in float32 (tolerance {parity.tolerance:.2g}), {parity.in_dtype:.2g} in the model's dtype"
-            f"the logits' range in float32 (at most {parity.tolerance:.2g} is allowed), {parity.in_dtype:.2g} in its own dtype"
+            f"the logits' range in float32 (tolerance {parity.tolerance:.2g}), {parity.in_dtype:.2g} in its own dtype"
+        )
     return parity, RERUN, [f"{found}; {plan.spec.sample} sampled positions are patched one by one"]
 
 
