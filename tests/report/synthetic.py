@@ -1,6 +1,7 @@
-"""Convincing run folders without a model: the exact columns that the pipeline writes, with figures that look like a real network's.
+"""Convincing run folders without a model: the columns that the pipeline writes, with figures like a real network's.
 
-The depth profiles, the correlation of error with KL and the heavy tails are made up, so that pages, tables and claims have something to show.
+The depth profiles, the correlation of error with KL and the heavy tails are made up, so that pages, tables and claims
+have something to show.
 """
 
 import json
@@ -13,13 +14,15 @@ import numpy as np
 import pandas as pd
 
 PROSE = (
-    "The lighthouse keeper counted the steps again, as he had every evening since the storm. There were two hundred and "
-    "twelve of them, and the last nine creaked. Below, the sea folded over itself without hurry; above, the lamp waited "
-    "for its oil.\n\nHe had been told that nothing changes in such a place. But the glass had a new crack, thin as a hair, "
-    "and through it the light fell on the wall in a shape he did not know. He wrote it down: a line, a gap, a line.\n\n"
-    "def steps(height, rise=0.18):\n    return int(height / rise)\n\nIn the morning the boat came with flour, rope and a "
-    "letter from the harbour master, who wanted to know how many ships had passed. He answered that he had seen four, "
-    "and heard a fifth. The residual, as his sister liked to say, is what is left when you have explained everything else. "
+    "The lighthouse keeper counted the steps again, as he had every evening since the storm. There were "
+    "two hundred and twelve of them, and the last nine creaked. Below, the sea folded over itself "
+    "without hurry; above, the lamp waited for its oil.\n\nHe had been told that nothing changes in such a "
+    "place. But the glass had a new crack, thin as a hair, and through it the light fell on the wall in "
+    "a shape he did not know. He wrote it down: a line, a gap, a line.\n\ndef steps(height, rise=0.18):\n   "
+    " return int(height / rise)\n\nIn the morning the boat came with flour, rope and a letter from the "
+    "harbour master, who wanted to know how many ships had passed. He answered that he had seen four, "
+    "and heard a fifth. The residual, as his sister liked to say, is what is left when you have "
+    "explained everything else. "
 )
 HOSTILE = (
     "</script><script>window.pwned=1</script>",
@@ -43,7 +46,10 @@ HOSTILE = (
     "👩\u200d🔬",
 )
 GEOMETRY = ("cos_full_tokenwise", "cos_residual_tokenwise", "angle_full_tokenwise", "angle_residual_tokenwise")
-CONTROLS = ("kl_single_random", "kl_single_shuffled", "kl_residual_only", "kl_skip", "kl_in", "kl_out")
+CONTROLS = (
+    "kl_single_random", "kl_single_shuffled", "kl_residual_only", "kl_skip", "kl_in", "kl_out", "kl_tokenwise_matched",
+)  # fmt: skip
+FACTORS = (0.8, 0.9, 1.7, 2.2, 0.1, 0.9, 0.7)
 MAP_QUALITY = {
     "identity": 2.3, "mean": 1.75, "scalar": 1.9, "diagonal": 1.45, "low_rank:8": 1.12, "linear": 1.0, "affine": 1.0,
     "orthogonal": 1.3, "mlp:32": 0.92, "isolated": 1.25,
@@ -72,6 +78,16 @@ class SyntheticRun:
             if wanted is not None:
                 frame = frame[frame[name] == wanted]
         return frame
+
+    def neighbors(self) -> pd.DataFrame:
+        return self._optional("neighbors")
+
+    def pool(self) -> pd.DataFrame:
+        return self._optional("pool")
+
+    def _optional(self, name: str) -> pd.DataFrame:
+        path = self.folder / f"{name}.parquet"
+        return pd.read_parquet(path) if path.is_file() else pd.DataFrame()
 
 
 @dataclass(frozen=True)
@@ -160,8 +176,9 @@ def unit_tokens(recipe: Recipe, base: pd.DataFrame, key: tuple[int, str, str, st
     gain = np.exp(0.9 * hard + 0.7 * rng.standard_normal(n))
     out["kl_single"] = np.clip(scale * gain, 1e-9, None)
     out["kl_all"] = out["kl_single"] * np.exp(1.2 + 1.1 * rng.standard_normal(n))
-    for control, factor in zip(CONTROLS, (0.8, 0.9, 1.7 - 0.9 * depth, 2.2, 0.1, 0.9), strict=True):
-        out[control] = out["kl_single"] * factor * np.exp(0.45 * rng.standard_normal(n)) if recipe.controls else np.nan
+    for control, factor in zip(CONTROLS, FACTORS, strict=True):
+        noisy = out["kl_single"] * factor * np.exp(0.45 * rng.standard_normal(n))
+        out[control] = noisy if recipe.controls and protocol == recipe.protocols[0] else np.nan
     last = base["position"].to_numpy() == recipe.window - 1
     out["nll"] = np.where(last, np.nan, np.abs(2.9 + 1.7 * hard))
     out["nll_delta_single"] = np.where(last, np.nan, out["kl_single"] * rng.standard_normal(n))
@@ -233,6 +250,9 @@ def unit_summary(frame: pd.DataFrame, recipe: Recipe) -> dict[str, Any]:
         row[f"kl_ratio_{control}"] = ratio
         row[f"kl_ratio_{control}_lo"] = ratio * 0.93 if enough else np.nan
         row[f"kl_ratio_{control}_hi"] = ratio * 1.07 if enough else np.nan
+    for name, other in (("swap_log_ratio", "kl_residual_only"), ("swap_log_ratio_matched", "kl_tokenwise_matched")):
+        ratio = np.log(kept["kl_single"] / kept[other]).median()
+        row |= {name: ratio, f"{name}_lo": ratio - 0.05 if enough else np.nan, f"{name}_hi": ratio + 0.05}
     row |= {"n_included": len(kept), "n_excluded": len(frame) - len(kept)}
     return row
 
@@ -263,14 +283,15 @@ def manifest(recipe: Recipe, base: pd.DataFrame) -> dict[str, Any]:
     pool = recipe.pool_windows * recipe.window
     return {
         "schema": 1, "status": "complete", "fingerprint": f"{recipe.seed:064x}",
-        "command": f"deltalens run {recipe.model} --maps {','.join(recipe.maps)} --tokens {tokens} --pool-tokens {pool}",
+        "command": f"deltalens run {recipe.model} --maps {','.join(recipe.maps)} --tokens {tokens}",
         "created": "2026-05-04T09:12:00+00:00", "finished": "2026-05-04T09:31:27+00:00",
         "spec": {"model": recipe.model, "maps": list(recipe.maps), "neighbors": 64, "layers": None, "ridge": 0.01,
                  "protocol": list(recipe.protocols), "scope": ["single", "all"], "fit": recipe.fits[0],
                  "window": recipe.window, "tokens": tokens, "pool_tokens": pool, "subspace": 8, "seed": recipe.seed},
         "versions": {"deltalens": "0.1.0", "python": "3.11.9", "torch": "2.13.0", "transformers": "5.24.0",
                      "numpy": "2.4.0"},
-        "model": {"name": recipe.model, "source": "hub", "revision": "93efa2f", "weight_hash": f"{recipe.parameters:064x}",
+        "model": {"name": recipe.model, "source": "hub", "revision": "93efa2f",
+                  "weight_hash": f"{recipe.parameters:064x}",
                   "model_type": "llama" if recipe.block_kind == "attention" else "mamba",
                   "architecture": "LlamaForCausalLM", "layers": recipe.n_layers, "width": 576, "vocabulary": 49152,
                   "dtype": "float32", "attention": "sdpa", "parameters": recipe.parameters,
@@ -303,12 +324,14 @@ def write_run(folder: Path, recipe: Recipe | None = None) -> SyntheticRun:
     base = layout(recipe, recipe.windows, rng)
     pool = layout(recipe, recipe.pool_windows, rng)
     hard = rng.standard_normal(len(base))
-    keys = [(layer, m, f, p) for layer in recipe.layers for m in recipe.maps for f in recipe.fits for p in recipe.protocols]
+    keys = [
+        (layer, m, f, p) for layer in recipe.layers for m in recipe.maps for f in recipe.fits for p in recipe.protocols
+    ]
     units = [unit_tokens(recipe, base, key, hard) for key in keys]
     summary = pd.DataFrame([unit_summary(unit, recipe) for unit in units])
     tokens = pd.concat(units, ignore_index=True)
     if not recipe.controls:
-        gone = re.compile(r"random|shuffled|residual_only|kl_skip|kl_in|kl_out")
+        gone = re.compile(r"random|shuffled|residual_only|kl_skip|kl_in|kl_out|matched|swap")
         tokens = tokens[[c for c in tokens.columns if not gone.search(c)]]
         summary = summary[[c for c in summary.columns if not gone.search(c)]]
     tokens = tokens.drop(columns=[c for c in recipe.drop if c in tokens.columns])

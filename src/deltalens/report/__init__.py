@@ -1,0 +1,17 @@
+"""Reads a finished run and shows it: page, figures, tables, claims. Never loads a model."""
+
+from deltalens.report.claims import Claim, claims_for
+from deltalens.report.figures import write_figures
+from deltalens.report.html import write_report
+from deltalens.report.notebook import notebook_html
+from deltalens.report.tables import claims_table, summary_table
+
+__all__ = [
+    "Claim",
+    "claims_for",
+    "claims_table",
+    "notebook_html",
+    "summary_table",
+    "write_figures",
+    "write_report",
+]

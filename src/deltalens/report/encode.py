@@ -38,7 +38,8 @@ class Quantizer:
         out[~usable] = NAN_LEVEL
         if self.log:
             out[finite & (values <= 0)] = ZERO_LEVEL
-        return out
+        levels: NDArray[np.int64] = out
+        return levels
 
     def values(self, levels: NDArray[np.int64]) -> NDArray[np.float64]:
         """The value that each level stands for; what the page's own decoder computes."""
@@ -98,7 +99,9 @@ def script_json(value: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     # A lone surrogate can't be written as UTF-8, and a NUL would be replaced by the HTML parser.
-    return "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text) if _has_surrogate(text) else text
+    return (
+        "".join(f"\\u{ord(c):04x}" if 0xD800 <= ord(c) < 0xE000 else c for c in text) if _has_surrogate(text) else text
+    )
 
 
 def _has_surrogate(text: str) -> bool:

@@ -20,13 +20,15 @@ from deltalens.report.provenance import headline_facts, page_warnings, provenanc
 
 MARKS = {"supported": "✓", "partly": "◐", "not supported": "✕", "not measured": "–"}
 SCRIPTS = (
-    "base", "state", "scales", "model", "tip", "visible", "profiles", "text", "story", "ridges", "scatter", "table", "main",
+    "base", "state", "scales", "model", "tip", "visible", "profiles", "text", "story", "ridges", "scatter", "table",
+    "main",
 )  # fmt: skip
 CONSTRUCTION = (
-    "What holds by construction: least squares makes in-sample residuals orthogonal to what was fitted, and in high "
-    "dimension any unrelated vector lies near 90° from a given one. Broad angles and low projections are what nothing at "
-    "all would give; the distance from chance and null, held out, is the evidence. Likewise any larger perturbation gives "
-    "a larger KL, so a correlation of error with KL is read against a random vector of the same size."
+    "What holds by construction: least squares makes in-sample residuals orthogonal to what was fitted, "
+    "and in high dimension any unrelated vector lies near 90° from a given one. Broad angles and low "
+    "projections are what nothing at all would give; the distance from chance and null, held out, is the "
+    "evidence. Likewise any larger perturbation gives a larger KL, so a correlation of error with KL is "
+    "read against a random vector of the same size."
 )
 
 
@@ -34,7 +36,10 @@ CONSTRUCTION = (
 def environment() -> Environment:
     """The templates, with every inserted value escaped and a missing one an error."""
     return Environment(
-        loader=PackageLoader("deltalens.report", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("deltalens.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
 
 

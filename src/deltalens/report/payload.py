@@ -1,4 +1,4 @@
-"""What a page carries: the summary in full, histograms of every token, and as much of the per-token tables as its budget allows."""
+"""What a page carries: the summary in full, histograms of every token, and as many token rows as its budget allows."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -86,11 +86,11 @@ def histogram_payload(tokens: pd.DataFrame, axes: Axes) -> dict[str, Any]:
             values = part[measure].to_numpy(dtype=float)
             counts, _ = np.histogram(values[np.isfinite(values)], bins=bins, range=domain)
             entry = out.setdefault(measure, {"domain": domain, "bins": bins, "counts": {}})
-            entry["counts"].setdefault(key, {})[int(layer)] = counts.tolist()
+            entry["counts"].setdefault(key, {})[int(str(layer))] = counts.tolist()
     return out
 
 
-def measures_payload(axes: Axes, summary: pd.DataFrame) -> list[dict[str, Any]]:
+def measures_payload(summary: pd.DataFrame) -> list[dict[str, Any]]:
     """The measures that the summary holds, as the page names and draws them."""
     present = [m for m in SUMMARY_MEASURES if m.name in summary and summary[m.name].notna().any()]
     return [asdict(m) for m in present]
@@ -103,16 +103,18 @@ def page_payload(run: RunLike) -> tuple[dict[str, Any], dict[str, Any]]:
     tokens = run.tokens()
     judged = judged_protocol(axes.protocols) or axes.protocols[0]
     cube = TokenCube.of(tokens, axes.layers, axes.series, axes.protocols)
-    heavy = token_payload(cube, run.folder, first_protocol=judged)
+    heavy = token_payload(cube, run, first_protocol=judged)
     light = {
         "name": run_name(run),
         "folder": str(run.folder),
         "layers": axes.layers,
         "modelLayers": int((manifest.get("model") or {}).get("layers") or max(axes.layers) + 1),
-        "series": [{"label": label, "map": m, "fit": f} for label, (m, f) in zip(axes.labels, axes.series, strict=True)],
+        "series": [
+            {"label": label, "map": m, "fit": f} for label, (m, f) in zip(axes.labels, axes.series, strict=True)
+        ],
         "protocols": axes.protocols,
         "judged": axes.protocols.index(judged),
-        "measures": measures_payload(axes, summary),
+        "measures": measures_payload(summary),
         "tokenMeasures": [asdict(m) for m in TOKEN_MEASURES + DERIVED_TOKEN_MEASURES],
         "tableColumns": [c for c in TABLE_COLUMNS if c in summary],
         "summary": summary_payload(summary, axes),

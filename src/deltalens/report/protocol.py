@@ -27,6 +27,12 @@ class RunLike(Protocol):
     ) -> pd.DataFrame:
         """One row per token and key, filtered by what is given."""
 
+    def neighbors(self) -> pd.DataFrame:
+        """The nearest pool tokens of each token, per layer and protocol; empty if the run kept none."""
+
+    def pool(self) -> pd.DataFrame:
+        """The pool's tokens with their text; empty if the run kept none."""
+
 
 def model_facts(run: RunLike) -> dict[str, Any]:
     """The manifest's model identity, empty if the manifest has none."""

@@ -40,8 +40,9 @@ def headline_facts(manifest: dict[str, Any]) -> list[str]:
         facts.append(f"{model['layers']} layers")
     if model.get("width"):
         facts.append(f"width {model['width']}")
-    if model.get("block_kinds"):
-        facts.append(grouped_kinds([str(k) for k in model["block_kinds"]]).split(" × ")[0] if len(set(model["block_kinds"])) == 1 else grouped_kinds([str(k) for k in model["block_kinds"]]))  # fmt: skip
+    kinds = [str(k) for k in model.get("block_kinds") or []]
+    if kinds:
+        facts.append(kinds[0] if len(set(kinds)) == 1 else grouped_kinds(kinds))
     if evaluation.get("tokens"):
         facts.append(f"{evaluation['tokens']:,} tokens in {evaluation.get('windows', '?')} windows")
     if pool.get("tokens"):
@@ -82,7 +83,9 @@ def provenance_blocks(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     floors = {f"noise floor, {k}": v for k, v in (manifest.get("noise_floor") or {}).items()}
     floors["rounding floor"] = manifest.get("rounding_floor")
     text = corpus | {f"evaluation {k}": v for k, v in evaluation.items()} | {f"pool {k}": v for k, v in pool.items()}
-    flat = {f"{scope} {k}": v for scope, facts in interventions.items() if isinstance(facts, dict) for k, v in facts.items()}
+    flat = {
+        f"{scope} {k}": v for scope, facts in interventions.items() if isinstance(facts, dict) for k, v in facts.items()
+    }
     stamps = {k: manifest.get(k) for k in ("status", "created", "finished", "fingerprint", "schema")}
     blocks = (
         ("Model", model), ("Text", text), ("Settings", manifest.get("spec") or {}), ("Interventions", flat | floors),

@@ -1,7 +1,6 @@
 """The per-token part of a page: a dense block of measures, cut to a budget, with the text and the neighbours."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from deltalens.report.encode import BASE, LEVELS, pack, quantizer_for, rounded
 from deltalens.report.measures import TOKEN_MEASURES, Measure
+from deltalens.report.protocol import RunLike
 
 TOKEN_BUDGET = 5_200_000  # characters of packed per-token measures
 NEIGHBOR_BUDGET = 1_300_000  # characters of packed neighbours
@@ -60,7 +60,7 @@ class TokenCube:
         for (name, fit, layer), rows in part.groupby(["map", "fit", "layer"], observed=True):
             values = np.full(len(self.base), np.nan)
             values[rows["slot"].to_numpy()] = rows[measure].to_numpy(dtype=float)
-            out.setdefault(self.series.index((str(name), str(fit))), {})[int(layer)] = values
+            out.setdefault(self.series.index((str(name), str(fit))), {})[int(str(layer))] = values
         return out
 
 
@@ -106,7 +106,7 @@ def column_payload(cube: TokenCube, chosen: list[tuple[str, Measure]]) -> dict[s
 
 def text_payload(base: pd.DataFrame) -> dict[str, Any]:
     """The evaluation text: tokens, their place, and why some are excluded."""
-    reasons = [""] + sorted({str(r) for r in base.get("reason", pd.Series(dtype=str)).dropna()} - {""})
+    reasons = ["", *sorted({str(r) for r in base.get("reason", pd.Series(dtype=str)).dropna()} - {""})]
     codes = {r: i for i, r in enumerate(reasons)}
     excluded = base["excluded"].astype(bool) if "excluded" in base else pd.Series(False, index=base.index)
     reason = base["reason"].fillna("").astype(str) if "reason" in base else pd.Series("", index=base.index)
@@ -130,16 +130,15 @@ def shown(token: object) -> str:
     return "�" if token is None or token is pd.NA or token != token else str(token)
 
 
-def neighbor_payload(folder: Path, cube: TokenCube, protocol: str, budget: int = NEIGHBOR_BUDGET) -> dict[str, Any] | None:
+def neighbor_payload(
+    run: RunLike, cube: TokenCube, protocol: str, budget: int = NEIGHBOR_BUDGET
+) -> dict[str, Any] | None:
     """The nearest pool tokens per layer and token, as many ranks as fit; None if the run kept none."""
-    path = folder / "neighbors.parquet"
-    if not path.is_file():
-        return None
-    frame = pd.read_parquet(path)
+    frame = run.neighbors()
     frame = frame[frame["protocol"] == protocol] if "protocol" in frame else frame
     if frame.empty:
         return None
-    text, places = _pool_text(folder, protocol, cube)
+    text, places = _pool_text(run, protocol, cube)
     if text is None:
         places = frame[["pool_window", "pool_position"]].drop_duplicates().set_axis(["window", "position"], axis=1)
         places = places.sort_values(["window", "position"]).reset_index(drop=True)
@@ -148,7 +147,11 @@ def neighbor_payload(folder: Path, cube: TokenCube, protocol: str, budget: int =
     frame = frame.merge(places.assign(pool=np.arange(len(places))), on=["pool_window", "pool_position"], how="inner")
     slots = cube.base[["window", "position"]].assign(slot=np.arange(len(cube.base)))
     frame = frame.merge(slots, on=["window", "position"], how="inner")
-    return {"protocol": cube.protocols.index(protocol), "pool": text, **_pack_neighbors(frame, cube, len(places), budget)}
+    return {
+        "protocol": cube.protocols.index(protocol),
+        "pool": text,
+        **_pack_neighbors(frame, cube, len(places), budget),
+    }
 
 
 def _pack_neighbors(frame: pd.DataFrame, cube: TokenCube, pool: int, budget: int) -> dict[str, Any]:
@@ -165,8 +168,8 @@ def _pack_neighbors(frame: pd.DataFrame, cube: TokenCube, pool: int, budget: int
         at = (rows["slot"].to_numpy(), rows["rank"].to_numpy())
         index[at] = rows["pool"].to_numpy() + 1
         distance[at] = rows["distance"].to_numpy(dtype=float) if "distance" in rows else np.nan
-        index_by_layer[int(layer)] = pack(index, digits)
-        distance_by_layer[int(layer)] = pack(quantizer.levels(distance))
+        index_by_layer[int(str(layer))] = pack(index, digits)
+        distance_by_layer[int(str(layer))] = pack(quantizer.levels(distance))
     return {
         "ranks": ranks,
         "digits": digits,
@@ -175,17 +178,12 @@ def _pack_neighbors(frame: pd.DataFrame, cube: TokenCube, pool: int, budget: int
     }
 
 
-def _pool_text(folder: Path, protocol: str, cube: TokenCube) -> tuple[dict[str, Any] | None, pd.DataFrame]:
+def _pool_text(run: RunLike, protocol: str, cube: TokenCube) -> tuple[dict[str, Any] | None, pd.DataFrame]:
     """The pool's text: its own file, or the evaluation tokens themselves where these are the pool."""
-    path = folder / "pool.parquet"
-    if protocol == "held_out":
-        if not path.is_file():
-            return None, pd.DataFrame()
-        pool = pd.read_parquet(path).sort_values(["window", "position"]).reset_index(drop=True)
-    else:
-        pool = cube.base
-    if "token" not in pool or len(pool) > POOL_TOKENS:
+    pool = run.pool() if protocol == "held_out" else cube.base
+    if pool.empty or "token" not in pool or len(pool) > POOL_TOKENS:
         return None, pd.DataFrame()
+    pool = pool.sort_values(["window", "position"]).reset_index(drop=True)
     content = {
         "token": [shown(t) for t in pool["token"]],
         "window": [int(w) for w in pool["window"]],
@@ -195,7 +193,7 @@ def _pool_text(folder: Path, protocol: str, cube: TokenCube) -> tuple[dict[str, 
     return content, pool
 
 
-def token_payload(cube: TokenCube, folder: Path, first_protocol: str, budget: int = TOKEN_BUDGET) -> dict[str, Any]:
+def token_payload(cube: TokenCube, run: RunLike, first_protocol: str, budget: int = TOKEN_BUDGET) -> dict[str, Any]:
     """Everything per token that the page carries, and a note of what it leaves in the run folder."""
     total, every = len(cube.base), len(cube.measures()) * len(cube.protocols)
     windows = choose_windows(cube, budget)
@@ -205,6 +203,6 @@ def token_payload(cube: TokenCube, folder: Path, first_protocol: str, budget: in
     return {
         "text": text_payload(cube.base),
         "columns": column_payload(cube, chosen),
-        "neighbors": neighbor_payload(folder, cube, first_protocol),
+        "neighbors": neighbor_payload(run, cube, first_protocol),
         "sample": {"tokens": len(cube.base), "of": total, "columns": len(chosen), "ofColumns": every},
     }
