@@ -1,0 +1,62 @@
+"""The map ``diagonal``: one non-negative factor per coordinate."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.subspaces import Subspace, dominant_subspace
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """``T(x) = a ⊙ x`` with ``a_c = max(0, (Σ_j x_jc y_jc + λ_d) / (Σ_j x_jc² + λ_d))``."""
+
+    name: str = "diagonal"
+    fitted: bool = True
+
+    def spans_updates(self, subspace: int) -> bool:
+        """Never: updates differ from token to token in up to d directions."""
+        return False
+
+    def fit(self, problem: FitProblem) -> "DiagonalFit":
+        """Fit in closed form."""
+        return DiagonalFit(problem)
+
+
+@dataclass(frozen=True)
+class DiagonalFit:
+    """A batch of diagonals."""
+
+    problem: FitProblem
+
+    @cached_property
+    def _strength(self) -> Float[Tensor, "b 1"]:
+        # λ_d = ridge · (1/d) Σ_j ‖x_j‖²; 1 where all inputs are zero, so that a = 1 there.
+        energy = self.problem.energy
+        strength = torch.where(energy > 0, self.problem.ridge * energy / self.problem.width, 1.0)
+        return strength.to(self.problem.dtype).unsqueeze(1)
+
+    @cached_property
+    def _excess(self) -> Float[Tensor, "b d"]:
+        # a - 1 = Σ x_jc δ_jc / (Σ x_jc² + λ_d), at least -1.
+        products = self.problem.sums(self.problem.table.products)
+        squares = self.problem.sums(self.problem.table.squares)
+        return (products / (squares + self._strength)).clamp_min(-1)
+
+    def update(self) -> Float[Tensor, "b a d"]:
+        """``(a - 1) ⊙ x`` at the anchors."""
+        return self._excess.unsqueeze(1) * self.problem.anchors
+
+    def subspace(self, size: int) -> Subspace:
+        """Dominant directions of ``(a - 1) ⊙ x_j``."""
+        return dominant_subspace(self._excess.unsqueeze(1) * self.problem.inputs, size)
+
+    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+        """``(1/d) Σ_c [a_c > 0] Σ_j x_jc² / (Σ_j x_jc² + λ_d)``."""
+        squares = self.problem.sums(self.problem.table.squares)
+        shares = squares / (squares + self._strength) * (self._excess > -1)
+        return shares.mean(1)

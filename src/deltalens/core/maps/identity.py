@@ -1,0 +1,47 @@
+"""The map ``identity``: the layer is skipped."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.subspaces import Subspace
+
+
+@dataclass(frozen=True)
+class Identity:
+    """``T(x) = x``."""
+
+    name: str = "identity"
+    fitted: bool = False
+
+    def spans_updates(self, subspace: int) -> bool:
+        """Never: there is no update, and its subspace is empty."""
+        return False
+
+    def fit(self, problem: FitProblem) -> "IdentityFit":
+        """Nothing to fit."""
+        return IdentityFit(problem)
+
+
+@dataclass(frozen=True)
+class IdentityFit:
+    """A batch of identities."""
+
+    problem: FitProblem
+
+    def update(self) -> Float[Tensor, "b a d"]:
+        """Zero."""
+        return torch.zeros_like(self.problem.anchors)
+
+    def subspace(self, size: int) -> Subspace:
+        """Empty."""
+        b, _, d = self.problem.anchors.shape
+        none = torch.zeros(b, dtype=torch.long, device=self.problem.anchors.device)
+        return Subspace(self.problem.anchors.new_zeros(()).expand(b, d, size), none)
+
+    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+        """Zero."""
+        return self.problem.anchors.new_zeros(self.problem.anchors.shape[0])

@@ -1,0 +1,50 @@
+"""The map ``mean``: every token of a neighbourhood moves by the mean update."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.subspaces import Subspace
+
+
+@dataclass(frozen=True)
+class Mean:
+    """``T(x) = x + δ̄``."""
+
+    name: str = "mean"
+    fitted: bool = True
+
+    def spans_updates(self, subspace: int) -> bool:
+        """Always: the subspace is the direction of δ̄."""
+        return True
+
+    def fit(self, problem: FitProblem) -> "MeanFit":
+        """Average the updates; there is no ridge."""
+        return MeanFit(problem)
+
+
+@dataclass(frozen=True)
+class MeanFit:
+    """A batch of mean updates."""
+
+    problem: FitProblem
+
+    def update(self) -> Float[Tensor, "b a d"]:
+        """``δ̄``."""
+        return self.problem.mean_update.unsqueeze(1).expand_as(self.problem.anchors)
+
+    def subspace(self, size: int) -> Subspace:
+        """The direction of δ̄, if it isn't zero."""
+        wide = self.problem.mean_update.double()
+        length = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+        direction = torch.where(length > 0, wide / length, 0.0).to(self.problem.dtype)
+        basis = direction.new_zeros(*direction.shape, size)
+        basis[..., 0] = direction
+        return Subspace(basis, (length[:, 0] > 0).long())
+
+    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+        """One."""
+        return torch.ones_like(self.problem.mean_update[:, 0])

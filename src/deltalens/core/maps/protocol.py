@@ -1,0 +1,150 @@
+"""What a tokenwise map is, what it is fitted on, and what its fit can tell."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from deltalens.core.subspaces import Subspace
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that fits draw from, and the products that several fits share."""
+
+    inputs: Float[Tensor, "rows d"]
+    updates: Float[Tensor, "rows d"]
+
+    @cached_property
+    def squares(self) -> Float[Tensor, "rows d"]:
+        """``x ⊙ x``."""
+        return self.inputs * self.inputs
+
+    @cached_property
+    def products(self) -> Float[Tensor, "rows d"]:
+        """``x ⊙ δ``."""
+        return self.inputs * self.updates
+
+    @cached_property
+    def energy(self) -> Float[Tensor, " rows"]:
+        """``‖x‖²`` in float64."""
+        wide = self.inputs.double()
+        return torch.linalg.vecdot(wide, wide)
+
+    @cached_property
+    def alignment(self) -> Float[Tensor, " rows"]:
+        """``x · δ`` in float64."""
+        return torch.linalg.vecdot(self.inputs.double(), self.updates.double())
+
+
+@dataclass(frozen=True)
+class FitProblem:
+    """A batch of b fits, each on k rows of a table and evaluated at a anchors.
+
+    A local fit has a = 1 and its own rows; a global one has b = 1 and all rows (``rows`` is None).
+    """
+
+    anchors: Float[Tensor, "b a d"]
+    table: Table
+    rows: Int[Tensor, "b k"] | None
+    ridge: float
+    seed: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of states."""
+        return self.anchors.dtype
+
+    @property
+    def count(self) -> int:
+        """k, the rows of one fit."""
+        return self.table.inputs.shape[0] if self.rows is None else self.rows.shape[1]
+
+    @property
+    def width(self) -> int:
+        """d, the width of states."""
+        return self.anchors.shape[2]
+
+    def gathered(self, table: Float[Tensor, "rows d"]) -> Float[Tensor, "b k d"]:
+        """Each fit's rows of a table."""
+        if self.rows is None:
+            return table.unsqueeze(0)
+        return table.index_select(0, self.rows.reshape(-1)).view(*self.rows.shape, table.shape[1])
+
+    def sums(self, table: Float[Tensor, "rows d"]) -> Float[Tensor, "b d"]:
+        """``Σ_j table_j`` over each fit's rows, without gathering them."""
+        if self.rows is None:
+            return table.sum(0, dtype=torch.float64, keepdim=True).to(table.dtype)
+        return torch.nn.functional.embedding_bag(self.rows, table, mode="sum")
+
+    def totals(self, numbers: Float[Tensor, " rows"]) -> Float[Tensor, " b"]:
+        """The sum of one number per row over each fit's rows."""
+        return numbers.sum(0, keepdim=True) if self.rows is None else numbers[self.rows].sum(1)
+
+    @cached_property
+    def inputs(self) -> Float[Tensor, "b k d"]:
+        """X, the rows' inputs."""
+        return self.gathered(self.table.inputs)
+
+    @cached_property
+    def updates(self) -> Float[Tensor, "b k d"]:
+        """D, the rows' updates."""
+        return self.gathered(self.table.updates)
+
+    @cached_property
+    def energy(self) -> Float[Tensor, " b"]:
+        """``Σ_j ‖x_j‖²`` in float64."""
+        return self.totals(self.table.energy)
+
+    @cached_property
+    def strength(self) -> Float[Tensor, " b"]:
+        """``λ = ridge · (1/k) Σ_j ‖x_j‖²`` in float64."""
+        return self.ridge * self.energy / self.count
+
+    @cached_property
+    def mean_update(self) -> Float[Tensor, "b d"]:
+        """δ̄."""
+        return self.sums(self.table.updates) / self.count
+
+    def centered(self) -> "FitProblem":
+        """The same fits with each one's mean input and mean update subtracted, from rows and anchors."""
+        inputs, updates = self.inputs.double(), self.updates.double()
+        middle = inputs.mean(1, keepdim=True)
+        x, d = (inputs - middle).to(self.dtype), (updates - updates.mean(1, keepdim=True)).to(self.dtype)
+        rows = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(x.shape[0], x.shape[1])
+        anchors = (self.anchors.double() - middle).to(self.dtype)
+        return replace(self, anchors=anchors, table=Table(x.flatten(0, 1), d.flatten(0, 1)), rows=rows)
+
+
+class MapFit(Protocol):
+    """A batch of fitted maps."""
+
+    def update(self) -> Float[Tensor, "b a d"]:
+        """``T(x) - x`` at the anchors."""
+
+    def subspace(self, size: int) -> Subspace:
+        """The dominant right singular vectors of the rows' fitted updates ``T(x_j) - x_j``, at most ``size``."""
+
+    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+        """``(1/d) Σ_j tr ∂ŷ_j/∂y_j``; ``probes`` random directions where there is no closed form (0: NaN)."""
+
+
+class TokenwiseMap(Protocol):
+    """A class of tokenwise maps: its canonical name and how it is fitted."""
+
+    @property
+    def name(self) -> str:
+        """The canonical string, such as ``low_rank:8``."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether anything is fitted."""
+
+    def spans_updates(self, subspace: int) -> bool:
+        """Whether ``T(x) - x`` lies in the dominant subspace of that size by construction."""
+
+    def fit(self, problem: FitProblem) -> MapFit:
+        """Fit one map per problem of the batch."""

@@ -1,0 +1,102 @@
+"""Linear ridge regression of updates on inputs, through the smaller of its two forms, for batches of small problems."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.subspaces import Subspace, dominant_subspace
+
+FLOAT32_CONDITION = 1e4
+"""Up to this condition number, k / ridge at most, a float32 Gram matrix gives float32 accuracy in T(x)."""
+
+
+def scaled_strength(problem: FitProblem) -> Float[Tensor, " b"]:
+    """λ, but 1 where all inputs are zero, so that the systems stay solvable and B is zero."""
+    return torch.where(problem.strength > 0, problem.strength, 1.0)
+
+
+def gram_dtype(problem: FitProblem) -> torch.dtype:
+    """The dtype of Gram matrices: float32 only where the ridge bounds their condition well enough."""
+    dual = problem.count <= problem.width
+    if problem.dtype == torch.float32 and dual and problem.count / problem.ridge <= FLOAT32_CONDITION:
+        return torch.float32
+    return torch.float64
+
+
+@dataclass(frozen=True)
+class RidgeFit:
+    """``B = Dᵀ (XXᵀ + λI)⁻¹ X``, held as a Cholesky factor of the smaller of ``XXᵀ + λI`` and ``XᵀX + λI``."""
+
+    problem: FitProblem
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return self.problem.inputs.to(gram_dtype(self.problem))
+
+    @property
+    def _dual(self) -> bool:
+        return self.problem.count <= self.problem.width
+
+    @cached_property
+    def _factor(self) -> Tensor:
+        x = self._rows
+        gram = x @ x.mT if self._dual else x.mT @ x
+        gram.diagonal(dim1=-2, dim2=-1).add_(scaled_strength(self.problem).to(gram.dtype).unsqueeze(1))
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        return factor if not bool(failed.any()) else _shifted_cholesky(gram, factor, failed)
+
+    @cached_property
+    def _coefficients(self) -> Float[Tensor, "b d d"]:
+        # The primal form's Bᵀ = (XᵀX + λI)⁻¹ XᵀD.
+        return torch.cholesky_solve(self._rows.mT @ self.problem.updates.to(self._rows.dtype), self._factor)
+
+    def update(self) -> Float[Tensor, "b a d"]:
+        """``B x`` at the anchors."""
+        anchors = self.problem.anchors
+        if not self._dual:
+            return (anchors.to(self._rows.dtype) @ self._coefficients).to(anchors.dtype)
+        products = self._rows @ anchors.to(self._rows.dtype).mT
+        weights = torch.cholesky_solve(products, self._factor).to(anchors.dtype)
+        return weights.mT @ self.problem.updates
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        return torch.cholesky_inverse(self._factor)
+
+    def fitted_updates(self) -> Float[Tensor, "b k d"]:
+        """``B x_j`` at the rows, ``H D`` with ``H = I - λ (XXᵀ + λI)⁻¹``."""
+        if not self._dual:
+            return (self._rows @ self._coefficients).to(self.problem.dtype)
+        strength = scaled_strength(self.problem).to(self._inverse.dtype)
+        hat = torch.eye(self.problem.count, dtype=strength.dtype, device=strength.device)
+        hat = hat - strength.view(-1, 1, 1) * self._inverse
+        return hat.to(self.problem.dtype) @ self.problem.updates
+
+    def subspace(self, size: int) -> Subspace:
+        """Dominant directions of ``H D``, from ``Dᵀ H² D``."""
+        return dominant_subspace(self.fitted_updates(), size)
+
+    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+        """``tr H``."""
+        strength = scaled_strength(self.problem).to(self._inverse.dtype)
+        trace = self._inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return (min(self.problem.count, self.problem.width) - strength * trace).clamp_min(0).to(self.problem.dtype)
+
+
+def _shifted_cholesky(gram: Tensor, factor: Tensor, failed: Tensor) -> Tensor:
+    """Factors of the matrices that rounding left indefinite, shifted by a few units of their own rounding."""
+    factor = factor.clone()
+    bad = failed.nonzero()[:, 0]
+    stubborn = gram[bad]
+    shift = stubborn.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(gram.dtype).eps
+    while True:
+        stubborn.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(1))
+        again, still = torch.linalg.cholesky_ex(stubborn)
+        if not bool(still.any()):
+            factor[bad] = again
+            return factor
+        shift = shift * 10

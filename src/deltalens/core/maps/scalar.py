@@ -1,0 +1,54 @@
+"""The map ``scalar``: one factor for the whole state."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.subspaces import Subspace, dominant_subspace
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """``T(x) = a x`` with ``a = (Σ x_j·y_j + kλ) / (Σ x_j·x_j + kλ)``."""
+
+    name: str = "scalar"
+    fitted: bool = True
+
+    def spans_updates(self, subspace: int) -> bool:
+        """Never: updates lie along the inputs."""
+        return False
+
+    def fit(self, problem: FitProblem) -> "ScalarFit":
+        """Fit in closed form."""
+        return ScalarFit(problem)
+
+
+@dataclass(frozen=True)
+class ScalarFit:
+    """A batch of factors."""
+
+    problem: FitProblem
+
+    @cached_property
+    def _excess(self) -> Float[Tensor, " b"]:
+        # a - 1 = Σ x_j·δ_j / (Σ x_j·x_j + kλ), without the cancellation of a - 1.
+        problem = self.problem
+        denominator = problem.energy * (1 + problem.ridge)
+        return torch.where(denominator > 0, problem.totals(problem.table.alignment) / denominator, 0.0).to(problem.dtype)
+
+    def update(self) -> Float[Tensor, "b a d"]:
+        """``(a - 1) x`` at the anchors."""
+        return self._excess.view(-1, 1, 1) * self.problem.anchors
+
+    def subspace(self, size: int) -> Subspace:
+        """Dominant directions of ``(a - 1) x_j``."""
+        return dominant_subspace(self._excess.view(-1, 1, 1) * self.problem.inputs, size)
+
+    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+        """``Σ ‖x_j‖² / (d (Σ ‖x_j‖² + kλ)) = 1 / (d (1 + ridge))``."""
+        some = (self.problem.energy > 0).to(self.problem.dtype)
+        return some / (self.problem.width * (1 + self.problem.ridge))
