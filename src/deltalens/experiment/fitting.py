@@ -32,7 +32,7 @@ class LayerStates:
 class Fit:
     """One map's decomposition of a layer with its geometry; ``null`` and ``chance`` are None where left out."""
 
-    decomposition: Decomposition
+    decomposition: Decomposition[Tensor]
     geometry: Geometry
     null: Geometry | None
     chance: Geometry | None
@@ -95,7 +95,7 @@ class ProtocolFits:
             return torch.arange(len(windows))[:, None]
         largest = int(torch.bincount(windows).max())
         excluded = torch.full((len(windows), largest), -1)
-        for window in windows.unique():
+        for window in torch.unique(windows):
             members = torch.nonzero(windows == window)[:, 0]
             excluded[members, : len(members)] = members
         return excluded
@@ -111,7 +111,7 @@ class ProtocolFits:
         decomposition = self._decompose(map, judged, shuffled)
         return measure_geometry(states.x, judged, decomposition, proj_tokenwise_trivial=trivial)
 
-    def _decompose(self, map: TokenwiseMap, y: Tensor, pool_y: Tensor) -> Decomposition:
+    def _decompose(self, map: TokenwiseMap, y: Tensor, pool_y: Tensor) -> Decomposition[Tensor]:
         spec, states = self.spec, self.states
         if map.name == "isolated":
             return decomposition_from_tokenwise(

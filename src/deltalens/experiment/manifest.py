@@ -109,7 +109,7 @@ def _machine(plan: Plan) -> dict[str, Any]:
 
 def _side(windows: Windows, exclusions: Exclusions) -> dict[str, Any]:
     return {
-        "documents": len(windows.documents.unique()),
+        "documents": len(torch.unique(windows.documents)),
         "windows": len(windows),
         "tokens": windows.tokens,
         "included": int(exclusions.included.sum()),

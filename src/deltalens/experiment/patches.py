@@ -20,7 +20,7 @@ DOSES = (0.25, 0.5, 2.0)
 def control_patches(
     x: Rows,
     y: Rows,
-    decomposition: Decomposition,
+    decomposition: Decomposition[Tensor],
     partner: Int[Tensor, " n"],
     spec: RunSpec,
 ) -> dict[str, Rows]:
@@ -61,7 +61,8 @@ def spread(rows: Rows, onto: Float[Tensor, "w s d"], included: Bool[Tensor, "w s
 
 def _rescaled(direction: Rows, like: Rows) -> Rows:
     """``direction`` with the norms of ``like``; NaN where it has none."""
-    return direction * (like.norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True))
+    ratio: Tensor = like.norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)
+    return direction * ratio
 
 
 def _short(controls: Mapping[str, Rows]) -> dict[str, Rows]:

@@ -55,7 +55,7 @@ def unit_rows(
     tokens: pd.DataFrame,
     included: Bool[Tensor, " rows"],
     geometry: Geometry,
-    decomposition: Decomposition,
+    decomposition: Decomposition[Tensor],
     functional: Mapping[str, np.ndarray],
 ) -> pd.DataFrame:
     """Token rows with the measures of one unit; excluded tokens have NaN."""
