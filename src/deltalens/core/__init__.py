@@ -1,0 +1,1 @@
+"""Pure tensor mathematics: neighbours, tokenwise maps, geometry, divergences, statistics and controls."""

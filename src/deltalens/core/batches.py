@@ -22,9 +22,7 @@ def batch_size(bytes_per_item: int, device: torch.device) -> int:
     return max(1, block // max(1, bytes_per_item))
 
 
-def over_batches(
-    work: Callable[[slice], Result], count: int, size: int, device: torch.device
-) -> list[Result]:
+def over_batches(work: Callable[[slice], Result], count: int, size: int, device: torch.device) -> list[Result]:
     """Apply ``work`` to consecutive slices of ``range(count)`` and return its results in order.
 
     On a CPU the slices are shared among as many workers as torch has threads, each of them single-threaded: batched

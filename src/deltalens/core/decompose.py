@@ -276,12 +276,12 @@ def _fit_locally(
     freedom = anchors.new_empty(n)
 
     def fill(part: slice) -> None:
-        problem = FitProblem(anchors[part].unsqueeze(1), table, neighborhoods.rows[part], ridge, seed)
+        problem = FitProblem(anchors[part].unsqueeze(1), table, neighborhoods.rows[part], ridge, seed, probes)
         fitted = map.fit(problem)
         update[part] = fitted.update()[:, 0]
         found = fitted.subspace(subspace)
         basis[part], rank[part] = found.basis, found.rank
-        freedom[part] = fitted.degrees_of_freedom(probes)
+        freedom[part] = fitted.degrees_of_freedom()
 
     size = batch_size(neighborhoods.rows.shape[1] * d * anchors.element_size(), anchors.device)
     over_batches(fill, n, size, anchors.device)
@@ -294,9 +294,9 @@ def _fit_globally(
     n = anchors.shape[0]
 
     def fit(_: slice) -> _Parts:
-        fitted = map.fit(FitProblem(anchors.unsqueeze(0), table, None, ridge, seed))
+        fitted = map.fit(FitProblem(anchors.unsqueeze(0), table, None, ridge, seed, probes))
         found = _repeated(fitted.subspace(subspace), n)
-        return _Parts(fitted.update()[0], found, fitted.degrees_of_freedom(probes).expand(n))
+        return _Parts(fitted.update()[0], found, fitted.degrees_of_freedom().expand(n))
 
     return over_batches(fit, 1, 1, anchors.device)[0]
 
@@ -350,9 +350,7 @@ def _require_layer(
         raise InputError("the pool is empty; give it more text")
 
 
-def _pool(
-    x: Tensor, y: Tensor, pool: tuple[Any, Any] | None, protocol: str, fit: str
-) -> tuple[Tensor, Tensor]:
+def _pool(x: Tensor, y: Tensor, pool: tuple[Any, Any] | None, protocol: str, fit: str) -> tuple[Tensor, Tensor]:
     if protocol not in ("held_out", "leave_one_out", "in_sample"):
         raise InputError(f"protocol {protocol!r} is unknown; use 'held_out', 'leave_one_out' or 'in_sample'")
     if protocol == "leave_one_out" and fit == "global":

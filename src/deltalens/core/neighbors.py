@@ -79,8 +79,8 @@ def find_neighborhoods(
     groups = group_equal_rows(pool_inputs)
     merging = distinct and groups.count < pool_inputs.shape[0]
     units = groups if merging else _each_row_alone(pool_inputs)
-    forbidden = _forbidden_units(units, excluded, anchors.shape[0])
-    _require_enough(units, forbidden, anchors.shape[0], neighbors, merging)
+    forbidden = _forbidden_units(units, excluded)
+    _require_enough(units, forbidden, neighbors, merging)
     points = _Points.of(anchors, pool_inputs[units.representative], metric)
     chosen, distances = _nearest(points, neighbors, forbidden)
     found = groups.of_row[units.representative][chosen].sort(dim=1).values
@@ -88,9 +88,7 @@ def find_neighborhoods(
     if not merging:
         everything = torch.arange(pool_inputs.shape[0], device=anchors.device)
         none = everything[:0]
-        return Neighborhoods(
-            chosen, distances, different, chosen, MergedRows(None, everything, none, none, none)
-        )
+        return Neighborhoods(chosen, distances, different, chosen, MergedRows(None, everything, none, none, none))
     indices, rows, merged = _without_excluded_members(units, chosen, excluded)
     return Neighborhoods(indices, distances, different, rows, merged)
 
@@ -133,7 +131,7 @@ def _excluded_triples(excluded: Tensor | None) -> tuple[Tensor, Tensor]:
     return pairs[0], pairs[1]
 
 
-def _forbidden_units(units: Groups, excluded: Tensor | None, anchors: int) -> _Pairs:
+def _forbidden_units(units: Groups, excluded: Tensor | None) -> _Pairs:
     """Units all of whose members an anchor may not use."""
     anchor, member = _excluded_triples(excluded)
     if anchor.numel() == 0:
@@ -144,7 +142,7 @@ def _forbidden_units(units: Groups, excluded: Tensor | None, anchors: int) -> _P
     return _Pairs(keys // units.count, keys % units.count)
 
 
-def _require_enough(units: Groups, forbidden: _Pairs, anchors: int, neighbors: int, merging: bool) -> None:
+def _require_enough(units: Groups, forbidden: _Pairs, neighbors: int, merging: bool) -> None:
     lost = int(torch.bincount(forbidden.anchor).max()) if forbidden.anchor.numel() else 0
     usable = units.count - lost
     if neighbors > usable:
@@ -173,7 +171,7 @@ class _Points:
         """Squared distances (b, c) of chosen anchors (b,) to their chosen candidates (b, c), by differences."""
         chosen = self.candidates.index_select(0, candidate_rows.reshape(-1)).double()
         difference = chosen.view(*candidate_rows.shape, -1) - self.anchors[anchor_rows].double().unsqueeze(1)
-        squares = torch.linalg.vecdot(difference, difference)
+        squares = (difference * difference).sum(-1)
         if not self.cosine:
             return squares
         # A zero vector has no direction: 1 - cos is taken as 1 from everything.
@@ -181,12 +179,13 @@ class _Points:
         return torch.where(zero, 2.0, squares)
 
     def distances(self, squared: Tensor) -> Tensor:
-        return squared / 2 if self.cosine else squared.sqrt()
+        return squared / 2 if self.cosine else torch.sqrt(squared)
 
 
 def _unit(points: Tensor) -> Tensor:
     wide = points.double()
-    return wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    length: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    return wide / length.clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def _nearest(points: _Points, neighbors: int, forbidden: _Pairs) -> tuple[Tensor, Tensor]:
@@ -251,7 +250,7 @@ def _settle(points: _Points, doubtful: Tensor, chosen: Tensor, squared: Tensor, 
     """Redo anchors whose candidates aren't proven complete, against every candidate."""
     everything = torch.arange(points.candidates.shape[0], device=chosen.device)
     step = max(1, BLOCK_ENTRIES // points.candidates.numel())
-    for rows in doubtful.split(step):
+    for rows in torch.split(doubtful, step):
         candidates = everything.expand(rows.shape[0], -1)
         chosen[rows], squared[rows] = _ranked(points, rows, candidates, chosen.shape[1], forbidden)
 

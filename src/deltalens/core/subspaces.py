@@ -54,7 +54,8 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def _top_eigenvectors(gram: Tensor, count: int) -> Tensor:
-    return torch.linalg.eigh(gram).eigenvectors[..., -count:].flip(-1)
+    vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
+    return vectors[..., -count:].flip(-1)
 
 
 def _orthonormal(candidates: Tensor, size: int, largest_side: int) -> Subspace:

@@ -17,10 +17,7 @@ class Affine:
 
     name: str = "affine"
     fitted: bool = True
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: B has rank k - 1."""
-        return False
+    update_rank: None = None
 
     def fit(self, problem: FitProblem) -> "AffineFit":
         """Fit by the smaller of the dual and the primal form."""
@@ -46,7 +43,7 @@ class AffineFit:
         """Dominant directions of the fitted updates."""
         return dominant_subspace(self.centered.fitted_updates() + self._mean.unsqueeze(1), size)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``1 + tr H`` of the centred rows."""
         some = self.problem.energy > 0
-        return torch.where(some, 1 + self.centered.degrees_of_freedom(probes), 0.0).to(self.problem.dtype)
+        return torch.where(some, 1 + self.centered.degrees_of_freedom(), 0.0).to(self.problem.dtype)

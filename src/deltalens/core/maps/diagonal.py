@@ -17,10 +17,7 @@ class Diagonal:
 
     name: str = "diagonal"
     fitted: bool = True
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: updates differ from token to token in up to d directions."""
-        return False
+    update_rank: None = None
 
     def fit(self, problem: FitProblem) -> "DiagonalFit":
         """Fit in closed form."""
@@ -55,7 +52,7 @@ class DiagonalFit:
         """Dominant directions of ``(a - 1) ⊙ x_j``."""
         return dominant_subspace(self._excess.unsqueeze(1) * self.problem.inputs, size)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``(1/d) Σ_c [a_c > 0] Σ_j x_jc² / (Σ_j x_jc² + λ_d)``."""
         squares = self.problem.sums(self.problem.table.squares)
         shares = squares / (squares + self._strength) * (self._excess > -1)

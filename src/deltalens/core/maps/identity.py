@@ -16,10 +16,7 @@ class Identity:
 
     name: str = "identity"
     fitted: bool = False
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: there is no update, and its subspace is empty."""
-        return False
+    update_rank: int = 0
 
     def fit(self, problem: FitProblem) -> "IdentityFit":
         """Nothing to fit."""
@@ -42,6 +39,6 @@ class IdentityFit:
         none = torch.zeros(b, dtype=torch.long, device=self.problem.anchors.device)
         return Subspace(self.problem.anchors.new_zeros(()).expand(b, d, size), none)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """Zero."""
         return self.problem.anchors.new_zeros(self.problem.anchors.shape[0])

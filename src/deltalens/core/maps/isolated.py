@@ -13,11 +13,10 @@ class Isolated:
 
     name: str = "isolated"
     fitted: bool = False
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: the block is free to move a token anywhere."""
-        return False
+    update_rank: None = None
 
     def fit(self, problem: FitProblem) -> NoReturn:
         """Arrays alone don't define it: refused."""
-        raise InputError("the map 'isolated' needs the model's own layer; use it in a run, not on arrays alone")
+        raise InputError(
+            f"the map 'isolated' needs a model's layer, but arrays of width {problem.width} were given; use it in a run"
+        )

@@ -12,10 +12,7 @@ class Linear:
 
     name: str = "linear"
     fitted: bool = True
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: B has rank k."""
-        return False
+    update_rank: None = None
 
     def fit(self, problem: FitProblem) -> RidgeFit:
         """Fit by the smaller of the dual and the primal form."""

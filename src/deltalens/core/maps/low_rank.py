@@ -25,9 +25,10 @@ class LowRank:
         """``low_rank:r``."""
         return f"low_rank:{self.rank}"
 
-    def spans_updates(self, subspace: int) -> bool:
-        """When the subspace has room for all r directions."""
-        return self.rank <= subspace
+    @property
+    def update_rank(self) -> int:
+        """The rank r itself."""
+        return self.rank
 
     def fit(self, problem: FitProblem) -> "LowRankFit":
         """Fit by the smaller of the dual and the primal form, in float64."""
@@ -113,7 +114,8 @@ class PrimalForm:
     def _factor(self) -> Tensor:
         shifted = self._gram.clone()
         shifted.diagonal(dim1=-2, dim2=-1).add_(scaled_strength(self.problem).unsqueeze(1))
-        return torch.linalg.cholesky(shifted)
+        factor: Tensor = torch.linalg.cholesky(shifted)
+        return factor
 
     @cached_property
     def _cross(self) -> Tensor:
@@ -170,7 +172,8 @@ class LowRankFit:
     @cached_property
     def _basis(self) -> Float[Tensor, "b d r"]:
         # Householder's QR completes directions that vanished in a rank-deficient fit by harmless orthogonal ones.
-        return torch.linalg.qr(self.form.directions(self.rank)).Q
+        basis: Tensor = torch.linalg.qr(self.form.directions(self.rank)).Q
+        return basis
 
     def update(self) -> Float[Tensor, "b a d"]:
         """``P B x`` at the anchors."""
@@ -182,7 +185,7 @@ class LowRankFit:
         largest = max(self.problem.count, self.problem.width)
         return dominant_factored(left, self._basis.to(self.problem.dtype), size, largest)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """The exact divergence of the rank-r truncation of ``H^½ D``, after Mukherjee et al. (2015).
 
         With θ the eigenvalues of ``Dᵀ H D``, u the left singular vectors of ``H^½ D`` and ``h_a = u_aᵀ H u_a``:

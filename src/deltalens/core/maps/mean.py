@@ -16,10 +16,7 @@ class Mean:
 
     name: str = "mean"
     fitted: bool = True
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Always: the subspace is the direction of δ̄."""
-        return True
+    update_rank: int = 1
 
     def fit(self, problem: FitProblem) -> "MeanFit":
         """Average the updates; there is no ridge."""
@@ -45,6 +42,6 @@ class MeanFit:
         basis[..., 0] = direction
         return Subspace(basis, (length[:, 0] > 0).long())
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """One."""
         return torch.ones_like(self.problem.mean_update[:, 0])

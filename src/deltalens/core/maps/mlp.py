@@ -21,15 +21,12 @@ class Mlp:
 
     hidden: int = 32
     fitted: bool = True
+    update_rank: None = None
 
     @property
     def name(self) -> str:
         """``mlp:h``."""
         return f"mlp:{self.hidden}"
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: f has up to h + 1 output directions besides δ̄."""
-        return False
 
     def fit(self, problem: FitProblem) -> "MlpFit":
         """Train all networks of the batch at once."""
@@ -81,21 +78,22 @@ class MlpFit:
         """Dominant directions of ``δ̄ + f(x̂_j)``."""
         return dominant_subspace(self._fitted_updates, size)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """Hutchinson's estimate: the mean of ``Z · (ŷ(Y + εZ) - ŷ(Y)) / ε / d`` over seeded sign matrices Z."""
         centered = self._centered.updates
         size = centered.square().mean((1, 2), keepdim=True).sqrt() * PROBE_STEP
         step = torch.where(size > 0, size, 1.0)
         generator = torch.Generator().manual_seed(self.problem.seed)
         total = centered.new_zeros(centered.shape[0])
-        for _ in range(probes):
+        for _ in range(self.problem.probes):
             signs = torch.randint(0, 2, centered.shape[1:], generator=generator).to(centered) * 2 - 1
             middle = signs.mean(0)
             moved = self._trained(centered + step * (signs - middle))
             change = moved(self._features.rows) + step * middle + self.problem.mean_update.unsqueeze(1)
             change = change * self._some - self._fitted_updates
             total = total + (change * signs / step).sum((1, 2))
-        return total / (probes * self.problem.width) if probes else total + torch.nan
+        scale = self.problem.probes * self.problem.width
+        return total / scale if scale else total + torch.nan
 
 
 @dataclass(frozen=True)

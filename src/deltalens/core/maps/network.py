@@ -73,9 +73,7 @@ def _initial(features: Tensor, width: int, rank: Tensor, hidden: int, seed: int,
     used = torch.arange(axes, device=features.device) < rank.unsqueeze(1)
     first = draws * (used / rank.clamp_min(1).sqrt().unsqueeze(1)).unsqueeze(2)
     zeros = features.new_zeros
-    return Network(
-        first.to(features.dtype), zeros(b, 1, hidden), zeros(b, hidden, width), zeros(b, 1, width), scale
-    )
+    return Network(first.to(features.dtype), zeros(b, 1, hidden), zeros(b, hidden, width), zeros(b, 1, width), scale)
 
 
 def _write_gradients(network: Network, features: Tensor, targets: Tensor, ridge: float) -> None:

@@ -18,15 +18,12 @@ class Orthogonal:
 
     scaled: bool = False
     fitted: bool = True
+    update_rank: None = None
 
     @property
     def name(self) -> str:
         """``orthogonal`` or ``orthogonal:scaled``."""
         return "orthogonal:scaled" if self.scaled else "orthogonal"
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: a rotation moves a token in up to 2k directions."""
-        return False
 
     def fit(self, problem: FitProblem) -> "OrthogonalFit":
         """Fit in an orthonormal basis of span(X, Y), or in all coordinates where those are fewer."""
@@ -98,7 +95,7 @@ class OrthogonalFit:
         inside = dominant_subspace((inputs @ self._polar.factor.mT - inputs).to(self.problem.dtype), size)
         return Subspace(self._basis.to(self.problem.dtype) @ inside.basis, inside.rank)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """The exact divergence: ``(1/d) Σ_b w_b Σ_{a≠b} 1 / (σ_a + σ_b)``, ``w_b = Σ_j (v_b·x_j)²``.
 
         σ and v are the singular values and right singular vectors of ``YᵀX + λI``, over all d coordinates (σ = λ
@@ -127,8 +124,9 @@ def span_basis(rows: Float[Tensor, "b s d"], dtype: torch.dtype) -> Float[Tensor
     loss = torch.finfo(torch.float64).eps * (diagonal.amax(1) / diagonal.amin(1)).square() * rows.shape[1]
     poor = (failed > 0) | ~(loss <= torch.finfo(dtype).eps)
     if bool(poor.all()):
-        return torch.linalg.qr(rows.mT).Q
-    basis = torch.linalg.solve_triangular(factor, rows, upper=False).mT
+        whole: Tensor = torch.linalg.qr(rows.mT).Q
+        return whole
+    basis: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False).mT
     if bool(poor.any()):
         basis[poor] = torch.linalg.qr(rows[poor].mT).Q
     return basis

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -32,19 +32,20 @@ class Table:
     def energy(self) -> Float[Tensor, " rows"]:
         """``‖x‖²`` in float64."""
         wide = self.inputs.double()
-        return torch.linalg.vecdot(wide, wide)
+        return (wide * wide).sum(1)
 
     @cached_property
     def alignment(self) -> Float[Tensor, " rows"]:
         """``x · δ`` in float64."""
-        return torch.linalg.vecdot(self.inputs.double(), self.updates.double())
+        return (self.inputs.double() * self.updates.double()).sum(1)
 
 
 @dataclass(frozen=True)
 class FitProblem:
     """A batch of b fits, each on k rows of a table and evaluated at a anchors.
 
-    A local fit has a = 1 and its own rows; a global one has b = 1 and all rows (``rows`` is None).
+    A local fit has a = 1 and its own rows; a global one has b = 1 and all rows (``rows`` is None). ``probes`` random
+    directions estimate degrees of freedom that have no closed form; without any those are NaN.
     """
 
     anchors: Float[Tensor, "b a d"]
@@ -52,6 +53,7 @@ class FitProblem:
     rows: Int[Tensor, "b k"] | None
     ridge: float
     seed: int
+    probes: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,6 +121,7 @@ class FitProblem:
         return replace(self, anchors=anchors, table=Table(x.flatten(0, 1), d.flatten(0, 1)), rows=rows)
 
 
+@runtime_checkable
 class MapFit(Protocol):
     """A batch of fitted maps."""
 
@@ -128,10 +131,11 @@ class MapFit(Protocol):
     def subspace(self, size: int) -> Subspace:
         """The dominant right singular vectors of the rows' fitted updates ``T(x_j) - x_j``, at most ``size``."""
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
-        """``(1/d) Σ_j tr ∂ŷ_j/∂y_j``; ``probes`` random directions where there is no closed form (0: NaN)."""
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
+        """``(1/d) Σ_j tr ∂ŷ_j/∂y_j``, estimated by the problem's probes where there is no closed form."""
 
 
+@runtime_checkable
 class TokenwiseMap(Protocol):
     """A class of tokenwise maps: its canonical name and how it is fitted."""
 
@@ -143,8 +147,14 @@ class TokenwiseMap(Protocol):
     def fitted(self) -> bool:
         """Whether anything is fitted."""
 
-    def spans_updates(self, subspace: int) -> bool:
-        """Whether ``T(x) - x`` lies in the dominant subspace of that size by construction."""
+    @property
+    def update_rank(self) -> int | None:
+        """The most dimensions that one fit's updates span by construction; None for no such bound."""
 
     def fit(self, problem: FitProblem) -> MapFit:
         """Fit one map per problem of the batch."""
+
+
+def spans_own_updates(map: TokenwiseMap, subspace: int) -> bool:
+    """Whether ``T(x) - x`` lies in its dominant subspace of that size by construction, so that its share is 1."""
+    return map.update_rank is not None and 0 < map.update_rank <= subspace

@@ -80,7 +80,7 @@ class RidgeFit:
         """Dominant directions of ``H D``, from ``Dᵀ H² D``."""
         return dominant_subspace(self.fitted_updates(), size)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``tr H``."""
         strength = scaled_strength(self.problem).to(self._inverse.dtype)
         trace = self._inverse.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -17,10 +17,7 @@ class Scalar:
 
     name: str = "scalar"
     fitted: bool = True
-
-    def spans_updates(self, subspace: int) -> bool:
-        """Never: updates lie along the inputs."""
-        return False
+    update_rank: None = None
 
     def fit(self, problem: FitProblem) -> "ScalarFit":
         """Fit in closed form."""
@@ -38,7 +35,9 @@ class ScalarFit:
         # a - 1 = Σ x_j·δ_j / (Σ x_j·x_j + kλ), without the cancellation of a - 1.
         problem = self.problem
         denominator = problem.energy * (1 + problem.ridge)
-        return torch.where(denominator > 0, problem.totals(problem.table.alignment) / denominator, 0.0).to(problem.dtype)
+        return torch.where(denominator > 0, problem.totals(problem.table.alignment) / denominator, 0.0).to(
+            problem.dtype
+        )
 
     def update(self) -> Float[Tensor, "b a d"]:
         """``(a - 1) x`` at the anchors."""
@@ -48,7 +47,7 @@ class ScalarFit:
         """Dominant directions of ``(a - 1) x_j``."""
         return dominant_subspace(self._excess.view(-1, 1, 1) * self.problem.inputs, size)
 
-    def degrees_of_freedom(self, probes: int) -> Float[Tensor, " b"]:
+    def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``Σ ‖x_j‖² / (d (Σ ‖x_j‖² + kλ)) = 1 / (d (1 + ridge))``."""
         some = (self.problem.energy > 0).to(self.problem.dtype)
         return some / (self.problem.width * (1 + self.problem.ridge))
