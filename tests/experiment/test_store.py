@@ -13,9 +13,8 @@ from deltalens.experiment.store import RunFolder, StoredRun, UnitKey
 KEYS = [UnitKey(0, "mean", "local", "held_out"), UnitKey(1, "low_rank:8", "local", "held_out")]
 
 
-def frame(layer: int, **columns: list[float]) -> pd.DataFrame:
-    base = {"layer": layer, "map": KEYS[layer].map, "fit": "local", "protocol": "held_out"}
-    return pd.DataFrame({**{name: [value] * 2 for name, value in base.items()}, "window": [0, 1], **columns})
+def frame(**columns: list[float]) -> pd.DataFrame:
+    return pd.DataFrame({"window": [0, 1], **columns})
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def folder(tmp_path: Path) -> RunFolder:
     with run.locked():
         for key in KEYS:
             extra = {"kl_skip": [0.5, 0.25]} if key.layer else {}
-            tokens = frame(key.layer, relative_error=[1.0, math.nan], **extra)
+            tokens = frame(relative_error=[1.0, math.nan], **extra)
             run.write_unit(key, "print", tokens, {"a": 1.0, "b": math.nan})
         tables = run.merge_units(KEYS)
         run.write_manifest({"schema": 1, "status": "complete", "tables": tables, "value": math.nan})

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from deltalens.core.association import ClusterBootstrap
 from scipy import stats
 
+from deltalens.core.association import ClusterBootstrap
 from deltalens.experiment.summary import Summarizer, clusters_of, share_over
 
 

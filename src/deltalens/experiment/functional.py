@@ -19,6 +19,7 @@ from deltalens.core.divergence import (
 from deltalens.experiment.corpus import Windows
 from deltalens.experiment.spec import Scope
 from deltalens.models import InterventionSession, LogitsChunk, Model
+from deltalens.models.memory import tensor_bytes
 
 #: Sessions stay open across layers while their caches and logits fit in this many bytes; beyond it they are reopened.
 SESSION_MEMORY = 2 * 2**30
@@ -154,7 +155,7 @@ class FunctionalMeter:
             session = InterventionSession(self.model, rows.input_ids, rows.attention_mask, scheme=self.scheme)
             if self._open_bytes < SESSION_MEMORY:
                 self._open[start] = self._stack.enter_context(session)
-                self._open_bytes += session.memory_bytes
+                self._open_bytes += tensor_bytes(session)
                 yield part, session
             else:
                 with session:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -11,6 +11,7 @@ from rich.progress import Progress as RichBars
 Advance = Callable[[int], None]
 
 
+@runtime_checkable
 class Progress(Protocol):
     """What a step needs in order to report how far it is."""
 

@@ -109,7 +109,8 @@ class RunFolder:
         """Commit a unit: its token table, its summary, and the neighbours where it carries them; all or none."""
 
         def write(folder: Path) -> None:
-            tokens.to_parquet(folder / "tokens.parquet", index=False)
+            keyed = pd.concat([pd.DataFrame([_key_columns(key)] * len(tokens), index=tokens.index), tokens], axis=1)
+            keyed.to_parquet(folder / "tokens.parquet", index=False)
             write_json(folder / "summary.json", _plain(summary))
             if neighbors is not None:
                 neighbors.to_parquet(folder / _TABLES["neighbors"], index=False)
