@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from deltalens.errors import InputError
+from deltalens.models.batches import token_batch
 from deltalens.models.interventions.choice import SCHEMES, choose_scheme
 from deltalens.models.interventions.isolated import isolated_outputs
 from deltalens.models.interventions.parity import Parity, check_parity, trusted_scheme
@@ -82,7 +82,8 @@ def intervene(
     """
     from deltalens.core.divergence import kl_divergence
 
-    input_ids, attention_mask = _token_ids(batch)
+    windows = token_batch(model, batch)
+    input_ids, attention_mask = windows.input_ids, windows.attention_mask
     scheme = "rerun" if scope == "all" else _scheme_for(model, input_ids, attention_mask)
     with InterventionSession(model, input_ids, attention_mask, scheme=scheme) as session:
         logits = session.replace(layer, states, scope)
@@ -90,24 +91,13 @@ def intervene(
     return Intervention(logits, kl, "plain" if scope == "all" else scheme)
 
 
-def _scheme_for(model: Model, input_ids: Tensor, attention_mask: Tensor | None) -> str:
+def _scheme_for(model: Model, input_ids: Tensor, attention_mask: Tensor) -> str:
     known = _trusted.setdefault(model.hf, {})
     length = input_ids.shape[1]
     if length not in known:
         positions = torch.zeros(1, length, dtype=torch.bool)
-        last = length if attention_mask is None else int(attention_mask[0].sum())
+        last = int(attention_mask[0].sum())
         positions[0, torch.linspace(0, last - 1, _COMPARED).long()] = True
         layers = sorted({0, len(model.blocks) // 2})
-        first = None if attention_mask is None else attention_mask[:1]
-        known[length], _ = trusted_scheme(model, input_ids[:1], first, layers=layers, positions=positions)
+        known[length], _ = trusted_scheme(model, input_ids[:1], attention_mask[:1], layers=layers, positions=positions)
     return known[length]
-
-
-def _token_ids(batch: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, Mapping) and isinstance(batch.get("input_ids"), Tensor):
-        return batch["input_ids"], batch.get("attention_mask")
-    raise InputError(
-        f"batch is a {type(batch).__name__}; expected token ids (windows, tokens) or what a tokenizer returns as tensors."
-    )

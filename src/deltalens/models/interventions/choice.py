@@ -15,7 +15,7 @@ from deltalens.models.interventions.doubled_batch import DoubledBatch
 from deltalens.models.interventions.doubled_length import DoubledLength
 from deltalens.models.interventions.rerun import Rerun
 from deltalens.models.interventions.scheme import Scheme
-from deltalens.models.interventions.state_bank import StateBank
+from deltalens.models.interventions.state_bank import StateBank, bank_bytes
 from deltalens.models.interventions.states import changed_tensors, empty_cache, own_tensors
 from deltalens.models.model import Model
 
@@ -29,20 +29,33 @@ SCHEMES: Final[dict[str, Any]] = {
     "rerun": Rerun,
 }
 
+#: Bytes that a bank of states may take; a model that needs more goes token by token for every query.
+BANK_BYTES = 4 * 2**30
+
 # Kernels that take a mask of any form; the others know causal attention only.
 _MASKED_KERNELS = ("sdpa", "eager", None)
 
 
-def choose_scheme(model: Model) -> str:
+def choose_scheme(model: Model, shape: tuple[int, int] | None = None) -> str:
     """Return the name of the scheme that the model's own structure asks for.
 
     Args:
         model: A loaded model.
+        shape: Windows and tokens of the batches to come, to see whether a bank of states fits.
 
     Returns:
         `cached_keys` where every cache layer holds keys and values, `doubled_length` where there's no cache,
-        `state_bank` where there are convolution or recurrent states, `rerun` where neither is known.
+        `state_bank` where there are convolution or recurrent states (`doubled_batch` where a bank would take more
+        than `BANK_BYTES`), `rerun` where neither is known.
     """
+    name = _by_structure(model)
+    if name == "state_bank" and shape is not None and Backbone.of(model).cache_argument != "state":
+        with undisturbed(model.hf):
+            return "doubled_batch" if bank_bytes(model, *shape) > BANK_BYTES else name
+    return name
+
+
+def _by_structure(model: Model) -> str:
     backbone = Backbone.of(model)
     if backbone.cache_argument == "state":
         return "state_bank"

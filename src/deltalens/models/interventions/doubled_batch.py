@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.models.blocks import override_output
-from deltalens.models.interventions.backbone import Backbone
+from deltalens.models.interventions.backbone import Backbone, undisturbed
 from deltalens.models.interventions.scheme import BaseRun, repeated, run_base
 from deltalens.models.interventions.states import Memory, read_first_tokens
 from deltalens.models.model import Model
@@ -52,10 +52,12 @@ class DoubledBatch:
             finals.append(base.backbone.final_states(output)[windows:])
             return output
 
-        memory = read_first_tokens(base.backbone, base.blocks, step)
-        for token in range(1, length):
-            _copy_original(memory, windows)
-            step(memory.cache, token)
+        # Put back afterwards, since a model that keeps its states on modules would start the next patch from them.
+        with undisturbed(base.backbone.hf):
+            memory = read_first_tokens(base.backbone, base.blocks, step)
+            for token in range(1, length):
+                _copy_original(memory, windows)
+                step(memory.cache, token)
         return base.per_patch(torch.cat(finals, dim=1), count)
 
 

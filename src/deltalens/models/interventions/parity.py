@@ -110,7 +110,7 @@ def trusted_scheme(
 
     Args:
         model: A loaded model.
-        input_ids: `(B, S)` windows.
+        input_ids: `(B, S)` windows, as many as in the batches to come: whether states can be kept depends on it.
         attention_mask: `(B, S)`; padding on the right.
         layers: Layers to compare.
         positions: `(B, S)` positions to compare.
@@ -119,7 +119,7 @@ def trusted_scheme(
     Returns:
         Name of a scheme, and the parity of the one that was tried.
     """
-    chosen = choose_scheme(model) if scheme is None else scheme
+    chosen = choose_scheme(model, (input_ids.shape[0], input_ids.shape[1])) if scheme is None else scheme
     try:
         parity = check_parity(model, input_ids, attention_mask, layers=layers, positions=positions, scheme=chosen)
     except Exception as error:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.errors import InputError
+from deltalens.models.batches import token_batch
 from deltalens.models.interventions.backbone import undisturbed
 from deltalens.models.interventions.choice import choose_scheme, start_scheme
 from deltalens.models.interventions.scheme import BaseRun, Scheme, patched_together
@@ -71,8 +72,10 @@ class InterventionSession:
         scheme: str | None = None,
     ) -> None:
         self._model = model
-        self._ids = input_ids.to(model.device)
-        self._real = _real_tokens(input_ids, attention_mask)
+        fields = {"input_ids": input_ids, "attention_mask": attention_mask}
+        batch = token_batch(model, fields)
+        self._ids = batch.input_ids
+        self._real = batch.attention_mask.bool().cpu()
         self._name = scheme
         self._undo = ExitStack()
         self._scheme: Scheme | None = None
@@ -80,7 +83,7 @@ class InterventionSession:
 
     def __enter__(self) -> InterventionSession:
         if self._name is None:
-            self._name = choose_scheme(self._model)
+            self._name = choose_scheme(self._model, self._shape)
         with ExitStack() as undo:
             undo.enter_context(undisturbed(self._model.hf))
             # Padding is on the right, where causal models can't look; full windows keep masks simple and rows alike.
@@ -97,8 +100,13 @@ class InterventionSession:
     def path(self) -> str:
         """Name of the scheme that serves."""
         if self._name is None:
-            self._name = choose_scheme(self._model)
+            self._name = choose_scheme(self._model, self._shape)
         return self._name
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        windows, length = self._ids.shape
+        return windows, length
 
     @property
     def logits(self) -> Float[Tensor, "windows tokens vocabulary"]:
@@ -206,19 +214,6 @@ class InterventionSession:
         for states in patches:
             if tuple(states.shape) != expected:
                 raise InputError(f"states has shape {tuple(states.shape)}; expected {expected} for these windows.")
-
-
-def _real_tokens(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    if input_ids.dim() != 2 or input_ids.numel() == 0:
-        raise InputError(f"input_ids has shape {tuple(input_ids.shape)}; expected (windows, tokens), not empty.")
-    if attention_mask is None:
-        return torch.ones(input_ids.shape, dtype=torch.bool)
-    real = attention_mask.bool().cpu()
-    if real.shape != input_ids.shape:
-        raise InputError(f"attention_mask has shape {tuple(real.shape)}; expected {tuple(input_ids.shape)}.")
-    if bool((real[:, 1:] & ~real[:, :-1]).any()) or not bool(real[:, 0].all()):
-        raise InputError("A window is padded on the left or inside; pad on the right, so that positions start at 0.")
-    return real
 
 
 def _rows(logits: Tensor, windows: Tensor, positions: Tensor) -> Tensor:

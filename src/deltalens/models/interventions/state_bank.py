@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from deltalens.errors import ModelError
 from deltalens.models.blocks import learn_output_kinds
 from deltalens.models.interventions.backbone import Backbone
 from deltalens.models.interventions.masks import BlockPattern, imposed_arguments, single_token_masks
@@ -29,6 +30,7 @@ class StateBank:
         base: The original run.
         memory: Where the model keeps its states.
         bank: For each slot that isn't keys, its content before each step, `(steps, B, ...)`.
+        keys: For each slot that is keys, its content after the last token, `(B, h, S, ...)`.
         step: Tokens per step: 1, or 2 for models that mishandle single tokens.
         masks: Masks of single tokens by block pattern, made once.
     """
@@ -36,6 +38,7 @@ class StateBank:
     base: BaseRun
     memory: Memory
     bank: dict[int, Tensor]
+    keys: dict[int, Tensor]
     step: int
     masks: dict[object, Tensor] = field(default_factory=dict)
 
@@ -47,7 +50,6 @@ class StateBank:
         # RWKV broadcasts a single token of several windows wrongly; two tokens at a time are right.
         step = 2 if backbone.cache_argument == "state" else 1
         ids = _padded(input_ids, step)
-        masks: dict[object, Tensor] = {}
 
         def run(cache: object, start: int = 0) -> object:
             positions = torch.arange(start, start + step, device=ids.device).unsqueeze(0)
@@ -57,12 +59,13 @@ class StateBank:
             memory = read_first_tokens(backbone, model.blocks, run)
         # Learnt again, since blocks hand on a state only when there's one.
         base = replace(base, kinds=tuple(kinds[index] for index in range(len(model.blocks))))
-        bank = _empty_bank(memory, steps=ids.shape[1] // step)
-        result = cls(base, memory, bank, step, masks)
-        for index in range(1, ids.shape[1] // step):
+        steps = ids.shape[1] // step
+        result = cls(base, memory, _empty_bank(memory, steps), {}, step)
+        for index in range(1, steps):
             result._keep(index)
             with result._step_masks(index):
                 run(memory.cache, index * step)
+        result.keys.update((index, _content(slot)) for index, slot in enumerate(memory.slots) if slot.is_keys)
         return result
 
     def patched(
@@ -106,9 +109,7 @@ class StateBank:
         kept = [(slot, slot.read()) for _, slot in later]
         try:
             for index, slot in later:
-                content = slot.read()
-                assert content is not None
-                slot.write(content[window] if slot.is_keys else self.bank[index][step_index, window])
+                slot.write(self.keys[index][window] if slot.is_keys else self.bank[index][step_index, window])
             yield
         finally:
             for slot, tensor in kept:
@@ -148,23 +149,31 @@ class StateBank:
 
     def _keep(self, index: int) -> None:
         for number, stored in self.bank.items():
-            content = self.memory.slots[number].read()
-            assert content is not None
-            stored[index].copy_(content)
+            stored[index].copy_(_content(self.memory.slots[number]))
 
     def _row_bytes(self, layer: int) -> int:
         total = 0
-        for _, slot in self._later_slots(layer):
-            content = slot.read()
-            assert content is not None
-            total += content[:1].numel() * content.element_size() * (2 if slot.is_keys else 1)
+        for index, slot in self._later_slots(layer):
+            # Keys twice, since the model appends to them by copying.
+            row = self.keys[index][:1].expand(2, -1, -1, -1) if slot.is_keys else self.bank[index][0, :1]
+            total += row.numel() * row.element_size()
         return total
 
 
-def bank_bytes(memory: Memory, steps: int) -> int:
-    """Return what a bank of so many steps takes."""
-    contents = [slot.read() for slot in memory.slots if not slot.is_keys]
-    return steps * sum(tensor.numel() * tensor.element_size() for tensor in contents if tensor is not None)
+def bank_bytes(model: Model, windows: int, length: int) -> int:
+    """Return what a bank takes for so many windows of so many tokens, measured on a step of one window."""
+    backbone = Backbone.of(model)
+    ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+    memory = read_first_tokens(backbone, model.blocks, lambda cache: backbone.run(ids, cache=cache, use_cache=True))
+    kept = [_content(slot) for slot in memory.slots if not slot.is_keys]
+    return windows * length * sum(tensor.numel() * tensor.element_size() for tensor in kept)
+
+
+def _content(slot: Slot) -> Tensor:
+    content = slot.read()
+    if content is None:
+        raise ModelError("A model forgot the state it kept; its memory can't be followed token by token.")
+    return content
 
 
 def _empty_bank(memory: Memory, steps: int) -> dict[int, Tensor]:
@@ -172,8 +181,7 @@ def _empty_bank(memory: Memory, steps: int) -> dict[int, Tensor]:
     for index, slot in enumerate(memory.slots):
         if slot.is_keys:
             continue
-        content = slot.read()
-        assert content is not None
+        content = _content(slot)
         stored = content.new_zeros((steps, *content.shape))
         if index in memory.initial:
             stored[0].copy_(memory.initial[index])
