@@ -13,7 +13,7 @@ from deltalens.core.maps.low_rank import LowRank
 from deltalens.core.maps.mean import Mean
 from deltalens.core.maps.mlp import Mlp
 from deltalens.core.maps.orthogonal import Orthogonal
-from deltalens.core.maps.protocol import FitProblem, MapFit, Table, TokenwiseMap, spans_own_updates
+from deltalens.core.maps.protocol import FitProblem, MapFit, Table, TokenwiseMap
 from deltalens.core.maps.scalar import Scalar
 from deltalens.errors import InputError
 
@@ -99,5 +99,4 @@ __all__ = [
     "Table",
     "TokenwiseMap",
     "parse_map",
-    "spans_own_updates",
 ]

@@ -1,23 +1,24 @@
 """The map ``affine``: the mean update plus ridge regression on centred rows."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.maps.ridge import RidgeFit
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(TokenwiseMap):
     """``T(x) = x + δ̄ + B (x - x̄)``, B fitted on centred rows, λ from the centred norms."""
 
-    name: str = "affine"
-    fitted: bool = True
-    update_rank: None = None
+    name: ClassVar[str] = "affine"
+    fitted: ClassVar[bool] = True
+    update_rank: ClassVar[None] = None
 
     def fit(self, problem: FitProblem) -> "AffineFit":
         """Fit by the smaller of the dual and the primal form."""

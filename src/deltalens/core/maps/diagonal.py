@@ -2,22 +2,23 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class Diagonal(TokenwiseMap):
     """``T(x) = a ⊙ x`` with ``a_c = max(0, (Σ_j x_jc y_jc + λ_d) / (Σ_j x_jc² + λ_d))``."""
 
-    name: str = "diagonal"
-    fitted: bool = True
-    update_rank: None = None
+    name: ClassVar[str] = "diagonal"
+    fitted: ClassVar[bool] = True
+    update_rank: ClassVar[None] = None
 
     def fit(self, problem: FitProblem) -> "DiagonalFit":
         """Fit in closed form."""

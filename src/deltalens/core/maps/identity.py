@@ -1,22 +1,23 @@
 """The map ``identity``: the layer is skipped."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(TokenwiseMap):
     """``T(x) = x``."""
 
-    name: str = "identity"
-    fitted: bool = False
-    update_rank: int = 0
+    name: ClassVar[str] = "identity"
+    fitted: ClassVar[bool] = False
+    update_rank: ClassVar[int] = 0
 
     def fit(self, problem: FitProblem) -> "IdentityFit":
         """Nothing to fit."""

@@ -1,19 +1,19 @@
 """The map ``isolated``: the layer itself, run on each token alone. The model supplies it; nothing is fitted."""
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.errors import InputError
 
 
 @dataclass(frozen=True)
-class Isolated:
+class Isolated(TokenwiseMap):
     """``T(x)`` = the layer run on the token alone, at its own position, without context."""
 
-    name: str = "isolated"
-    fitted: bool = False
-    update_rank: None = None
+    name: ClassVar[str] = "isolated"
+    fitted: ClassVar[bool] = False
+    update_rank: ClassVar[None] = None
 
     def fit(self, problem: FitProblem) -> NoReturn:
         """Arrays alone don't define it: refused."""

@@ -2,23 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.maps.ridge import scaled_strength
 from deltalens.core.subspaces import Subspace, dominant_factored
 from deltalens.errors import InputError
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(TokenwiseMap):
     """``T(x) = x + B x``: the linear map's update projected on the top-r eigenvectors of ``Dᵀ H D``."""
 
     rank: int = 8
-    fitted: bool = True
+    fitted: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -1,22 +1,23 @@
 """The map ``mean``: every token of a neighbourhood moves by the mean update."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(TokenwiseMap):
     """``T(x) = x + δ̄``."""
 
-    name: str = "mean"
-    fitted: bool = True
-    update_rank: int = 1
+    name: ClassVar[str] = "mean"
+    fitted: ClassVar[bool] = True
+    update_rank: ClassVar[int] = 1
 
     def fit(self, problem: FitProblem) -> "MeanFit":
         """Average the updates; there is no ridge."""

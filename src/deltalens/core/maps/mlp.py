@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from deltalens.core.maps.network import Network, train_networks
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
 PROBE_STEP = 1e-2
@@ -16,12 +17,12 @@ PROBE_STEP = 1e-2
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(TokenwiseMap):
     """``T(x) = x + δ̄ + f(x̂)``, ``f(x̂) = W₂ gelu(W₁ x̂ + b₁) + b₂`` with h hidden units."""
 
     hidden: int = 32
-    fitted: bool = True
-    update_rank: None = None
+    fitted: ClassVar[bool] = True
+    update_rank: ClassVar[None] = None
 
     @property
     def name(self) -> str:

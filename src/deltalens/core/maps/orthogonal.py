@@ -2,23 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from deltalens.core.maps.polar import Polar, polar
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
 
 @dataclass(frozen=True)
-class Orthogonal:
+class Orthogonal(TokenwiseMap):
     """``T(x) = Q x`` (scaled: ``s Q x``), Q the polar factor of ``YᵀX + λI``, the identity outside span(X, Y)."""
 
     scaled: bool = False
-    fitted: bool = True
-    update_rank: None = None
+    fitted: ClassVar[bool] = True
+    update_rank: ClassVar[None] = None
 
     @property
     def name(self) -> str:

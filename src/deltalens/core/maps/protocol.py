@@ -151,10 +151,13 @@ class TokenwiseMap(Protocol):
     def update_rank(self) -> int | None:
         """The most dimensions that one fit's updates span by construction; None for no such bound."""
 
+    def __str__(self) -> str:
+        """The canonical string."""
+        return self.name
+
+    def spans_updates(self, subspace: int) -> bool:
+        """Whether ``T(x) - x`` lies in the dominant subspace of that size by construction, so that its share is 1."""
+        return self.update_rank is not None and 0 < self.update_rank <= subspace
+
     def fit(self, problem: FitProblem) -> MapFit:
         """Fit one map per problem of the batch."""
-
-
-def spans_own_updates(map: TokenwiseMap, subspace: int) -> bool:
-    """Whether ``T(x) - x`` lies in its dominant subspace of that size by construction, so that its share is 1."""
-    return map.update_rank is not None and 0 < map.update_rank <= subspace

@@ -2,22 +2,23 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from deltalens.core.maps.protocol import FitProblem
+from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
 
 @dataclass(frozen=True)
-class Scalar:
+class Scalar(TokenwiseMap):
     """``T(x) = a x`` with ``a = (Σ x_j·y_j + kλ) / (Σ x_j·x_j + kλ)``."""
 
-    name: str = "scalar"
-    fitted: bool = True
-    update_rank: None = None
+    name: ClassVar[str] = "scalar"
+    fitted: ClassVar[bool] = True
+    update_rank: ClassVar[None] = None
 
     def fit(self, problem: FitProblem) -> "ScalarFit":
         """Fit in closed form."""
