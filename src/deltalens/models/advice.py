@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.errors import ModelError
-from deltalens.models.batches import TokenBatch
-from deltalens.models.checks import Check, relative_difference, tolerance_of
+from deltalens.models.batches import TokenBatch, forward_logits
+from deltalens.models.checks import Check, first_line, relative_difference, tolerance_of
 from deltalens.models.interventions.choice import choose_scheme
 from deltalens.models.interventions.parity import check_parity
 from deltalens.models.model import Model
@@ -21,6 +21,14 @@ SINK_MULTIPLE = 10.0
 #: Share of layer 0's inputs that may be bitwise copies of another one.
 MOST_DUPLICATES = 0.6
 _SAMPLE_TEXT = "The quick brown fox can't jump: 3.14 > 2, naïve café\n\ttabs and «quotes» — 東京."
+
+
+def determinism(model: Model, probe: Probe) -> Check:
+    """The same windows give the same logits again, bit for bit, so on the same kernel."""
+    again = [forward_logits(model, probe.batch) for _ in range(2)]
+    value = max(relative_difference(probe.logits, logits) for logits in again)
+    detail = "change of logits when run again; part of a run's noise floor"
+    return measured("determinism", value, 0.0, detail, needed=False)
 
 
 def stream_start(model: Model, probe: Probe) -> Check:
@@ -41,7 +49,7 @@ def cache_parity(model: Model, probe: Probe) -> Check:
     try:
         stepped = _stepped(model, probe.batch.input_ids[:1])
     except Exception as error:  # noqa: BLE001 - a cache that breaks only rules out schemes that use it
-        return Check(name, float("nan"), 0.0, holds=False, detail=f"no cache: {_first_line(error)}", needed=False)
+        return Check(name, float("nan"), 0.0, holds=False, detail=f"no cache: {first_line(error)}", needed=False)
     value = relative_difference(probe.logits[:1], stepped)
     limit = 10 * tolerance_of(model.dtype)
     return measured(name, value, limit, "change of logits, one token at a time with the cache", needed=False)
@@ -56,7 +64,7 @@ def fast_interventions(model: Model, probe: Probe) -> Check:
             model, probe.batch.input_ids, None, layers=sampled_layers(model), positions=positions, scheme=scheme
         )
     except Exception as error:  # noqa: BLE001 - a scheme that breaks is replaced by reruns, like one that differs
-        detail = f"{scheme} breaks ({_first_line(error)}); a run patches by reruns"
+        detail = f"{scheme} breaks ({first_line(error)}); a run patches by reruns"
         return Check("fast interventions", float("nan"), 0.0, holds=False, detail=detail, needed=False)
     detail = f"{scheme} against patch-and-rerun" + ("" if parity.holds else "; a run patches by reruns")
     value = parity.max_relative_difference
@@ -136,7 +144,3 @@ def _stepped(model: Model, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s v"]:
         if carried is None:
             raise ModelError("the model returns no cache")
     return torch.cat(rows, dim=1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

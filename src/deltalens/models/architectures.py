@@ -18,7 +18,8 @@ Mixers = tuple[tuple[str, str], ...]
 GENERIC_MIXERS: Mixers = (
     ("Mamba2", "mamba2"),
     ("Mamba", "mamba"),
-    ("RgLru", "recurrent"),
+    ("BambaMixer", "mamba2"),
+    ("RecurrentBlock", "recurrent"),
     ("Rwkv", "rwkv"),
     ("GatedDelta", "linear_attention"),
     ("LinearAttention", "linear_attention"),

@@ -26,6 +26,11 @@ class TokenBatch:
     input_ids: Int[Tensor, "b s"]
     attention_mask: Int[Tensor, "b s"]
 
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """As a tokenizer would return it."""
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+
 
 def token_batch(model: Model, batch: object) -> TokenBatch:
     """Check a batch and move it to the model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -18,33 +18,32 @@ from deltalens.models.model import Model
 
 @dataclass(frozen=True)
 class States:
-    """What the asked blocks took and gave; tensors stay on the block's device, in its dtype.
+    """What the blocks took and gave in one forward pass; tensors stay on the block's device, in its dtype.
 
     Attributes:
-        inputs: Block index -> `(B, S, d)`, h_l.
-        outputs: Block index -> `(B, S, d)`, h_{l+1}.
-        logits: `(B, S, V)` of the same forward pass.
+        inputs: Per block, `(B, S, d)`: h_l.
+        outputs: Per block, `(B, S, d)`: h_{l+1}.
+        logits: `(B, S, V)` of the same pass.
     """
 
-    inputs: dict[int, Float[Tensor, "b s d"]] = field(default_factory=dict)
-    outputs: dict[int, Float[Tensor, "b s d"]] = field(default_factory=dict)
-    logits: Float[Tensor, "b s v"] = field(default_factory=lambda: torch.empty(0, 0, 0))
+    inputs: tuple[Float[Tensor, "b s d"], ...]
+    outputs: tuple[Float[Tensor, "b s d"], ...]
+    logits: Float[Tensor, "b s v"]
 
 
 @contextmanager
-def capture(model: Model, batch: object, *, layers: Sequence[int] | None = None) -> Iterator[States]:
+def capture(model: Model, batch: object) -> Iterator[States]:
     """Run the model once on a batch and hand out each block's input h_l and output h_{l+1}.
 
     Args:
         model: A loaded model.
         batch: Token ids `(B, S)` or a tokenizer's output; strings are refused.
-        layers: Blocks to keep, 0-based; all by default.
 
     Yields:
-        `States`, detached copies; they are let go when the `with` ends.
+        `States`, detached copies that later passes don't change.
 
     Raises:
-        InputError: A batch that isn't token ids, or a layer out of range.
+        InputError: A batch that isn't token ids, or is padded on the left.
 
     Example:
         >>> import deltalens as dl
@@ -53,12 +52,8 @@ def capture(model: Model, batch: object, *, layers: Sequence[int] | None = None)
         ...     bool((states.outputs[0] == states.inputs[1]).all())
         True
     """
-    states = _run(model, token_batch(model, batch), range(model.n_layers) if layers is None else layers)
-    try:
-        yield states
-    finally:
-        states.inputs.clear()
-        states.outputs.clear()
+    inputs, outputs, logits = _run(model, token_batch(model, batch), range(model.n_layers))
+    yield States(tuple(inputs.values()), tuple(outputs.values()), logits)
 
 
 def stream_states(
@@ -82,11 +77,11 @@ def stream_states(
         InputError: A layer out of range, or ids and mask that don't fit.
     """
     fields = {"input_ids": input_ids, "attention_mask": attention_mask}
-    states = _run(model, token_batch(model, fields), layers)
-    return {layer: (states.inputs[layer], states.outputs[layer]) for layer in layers}
+    inputs, outputs, _ = _run(model, token_batch(model, fields), layers)
+    return {layer: (inputs[layer], outputs[layer]) for layer in layers}
 
 
-def _run(model: Model, batch: TokenBatch, layers: Sequence[int]) -> States:
+def _run(model: Model, batch: TokenBatch, layers: Sequence[int]) -> tuple[dict[int, Tensor], dict[int, Tensor], Tensor]:
     asked = sorted(set(layers))
     if asked and not (asked[0] >= 0 and asked[-1] < model.n_layers):
         wrong = asked[0] if asked[0] < 0 else asked[-1]
@@ -105,7 +100,7 @@ def _run(model: Model, batch: TokenBatch, layers: Sequence[int]) -> States:
 
     with watch_blocks([model.blocks[layer] for layer in asked], keep_input, keep_output):
         logits = forward_logits(model, batch)
-    return States(inputs, outputs, logits)
+    return inputs, outputs, logits
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -55,6 +55,11 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
     return difference / max(float(a.max() - a.min()), torch.finfo(torch.float64).tiny)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type."""
+    return next((line.strip()[:120] for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def tolerance_of(dtype: torch.dtype) -> float:
     """Relative difference that rounding alone explains: 1e-5 in float32 and above, 3e-2 in half precision."""
     return 3e-2 if torch.finfo(dtype).bits < 32 else 1e-5
@@ -104,6 +109,9 @@ def chain_of(model: Model, blocks: Sequence[nn.Module], batch: TokenBatch) -> Ch
             forward_logits(model, batch)
     except ModelError as error:
         return Check("chain", float("nan"), 0.0, holds=False, detail=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a model's own forward raises is the finding
+        detail = f"the model's own forward breaks: {first_line(error)}"
+        return Check("chain", float("nan"), 0.0, holds=False, detail=detail)
     if recorder.calls != list(range(len(blocks))):
         calls = ", ".join(map(str, recorder.calls[:12]))
         detail = f"blocks must be called once each, in order; called were {calls or 'none'}"

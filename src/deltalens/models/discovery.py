@@ -49,8 +49,8 @@ def find_blocks(hf: Any) -> Found:
         blocks = tuple(hf.get_submodule(row.blocks))
     else:
         raise ModelError(
-            f"{type(hf).__name__} has no {row.blocks}, {row.embedding} and {row.heads[0]}, where {row.model_type} has its "
-            "blocks, embedding and head; load it with a causal language model class."
+            f"{type(hf).__name__} lacks {row.blocks}, {row.embedding} or {row.heads[0]}, where {row.model_type} has "
+            "its blocks, embedding and head; load it with a causal language model class."
         )
     kinds = tuple(block_kind(block, row.mixers, config, index) for index, block in enumerate(blocks))
     return Found(blocks, kinds, row)
@@ -59,8 +59,10 @@ def find_blocks(hf: Any) -> Found:
 def block_kind(block: nn.Module, mixers: Mixers, config: Any, index: int) -> str:
     """Name how a block mixes tokens: one kind, `hybrid` for two, `mlp` for none."""
     found: list[str] = []
-    for module in block.modules():
-        kind = next((kind for fragment, kind in mixers if fragment in type(module).__name__), None)
+    inside = [type(module).__name__ for module in block.modules() if module is not block]
+    for name in inside:
+        # Norms are often named after the mixer that they serve.
+        kind = None if "Norm" in name else next((kind for fragment, kind in mixers if fragment in name), None)
         if kind is not None and kind not in found:
             found.append(kind)
     if len(found) > 1:
@@ -120,7 +122,8 @@ def _discover(hf: Any) -> tuple[tuple[nn.Module, ...], Architecture]:
     finally:
         for handle in handles:
             handle.remove()
-    chains = [trace for trace in traces if trace.judge() is None]
+    told = getattr(hf.config.get_text_config(), "num_hidden_layers", None)
+    chains = [t for t in traces if t.judge() is None and (told is None or len(t.children) == told)]
     if not chains:
         raise ModelError(_no_chain(hf, traces))
     # Sub-layers of a block can form a chain of their own, so the outermost wins, then the longest.
@@ -180,8 +183,9 @@ def _note(trace: _Trace, index: int, read: Any, width: int, *, is_output: bool =
 
 
 def _no_chain(hf: Any, traces: list[_Trace]) -> str:
+    told = getattr(hf.config.get_text_config(), "num_hidden_layers", None)
     likely = [t for t in traces if t.order and "[" not in t.path]
-    best = max(likely, key=lambda t: (-t.path.count("."), len(t.children)), default=None)
+    best = max(likely, key=lambda t: (len(t.children) == told, -t.path.count("."), len(t.children)), default=None)
     reason = "no list of blocks is called" if best is None else f"{best.path}: {best.judge()}"
     return (
         f"The model type {hf.config.model_type} is unknown, and its forward pass shows no chain of blocks with one "

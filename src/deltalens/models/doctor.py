@@ -11,9 +11,10 @@ from typing import Any
 
 from deltalens.errors import DeltalensError
 from deltalens.models import advice, probes
-from deltalens.models.checks import Check, check_chain, check_identity_patch, probe_batch
-from deltalens.models.load import open_model
+from deltalens.models.batches import TokenBatch, token_batch
+from deltalens.models.checks import Check, check_chain, check_identity_patch, first_line, probe_batch
 from deltalens.models.model import Model
+from deltalens.models.opening import open_model
 from deltalens.models.probes import Probe
 
 WINDOWS, TOKENS = 2, 24
@@ -105,20 +106,31 @@ def doctor(model: Any) -> Diagnosis:
         True
     """
     examined = model if isinstance(model, Model) else open_model(model)
-    return Diagnosis(examined.identity.name, _summary(examined), tuple(_examine(examined)))
+    batch = probe_batch(examined, windows=WINDOWS, tokens=TOKENS)
+    return Diagnosis(examined.identity.name, _summary(examined), tuple(_examine(examined, batch, thorough=True)))
 
 
-def _examine(model: Model) -> Iterator[Check]:
-    batch = probe_batch(model, windows=WINDOWS, tokens=TOKENS)
-    fields = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+def check_needed(model: Model, batch: object) -> tuple[Check, ...]:
+    """Measure on your own windows every property that a run needs.
+
+    Args:
+        model: A loaded model.
+        batch: Token ids `(B, S)` of full windows, or a tokenizer's output; two windows are plenty.
+
+    Returns:
+        The needed checks; a run may go on if all hold.
+    """
+    return tuple(check for check in _examine(model, token_batch(model, batch)) if check.needed)
+
+
+def _examine(model: Model, batch: TokenBatch, *, thorough: bool = False) -> Iterator[Check]:
+    fields = batch.fields
     yield probes.depth(model)
-    chain = check_chain(model, fields)
-    yield chain
+    yield check_chain(model, fields)
     try:
         probe = Probe.of(model, batch)
     except (DeltalensError, RuntimeError) as error:
-        detail = str(error).splitlines()[0]
-        yield Check("stream shape", float("nan"), 0.0, holds=False, detail=detail)
+        yield Check("stream shape", float("nan"), 0.0, holds=False, detail=first_line(error))
         return
     yield probes.stream_shape(model, probe)
     yield probes.finite_logits(probe)
@@ -126,13 +138,12 @@ def _examine(model: Model) -> Iterator[Check]:
         return
     for name, measure in _measures(model, probe, fields):
         yield _guarded(name, measure, needed=True)
-    for name, measure in _advice(model, probe):
+    for name, measure in _advice(model, probe) if thorough else ():
         yield _guarded(name, measure, needed=False)
     yield _guarded("restoration", lambda: probes.restoration(model, probe), needed=True)
 
 
 def _measures(model: Model, probe: Probe, fields: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Check]]]:
-    yield "determinism", lambda: probes.determinism(model, probe)
     yield "identity patch", lambda: check_identity_patch(model, fields)
     yield "patch locality", lambda: probes.locality(model, probe)
     yield "stream tail", lambda: probes.stream_tail(model, probe)
@@ -142,6 +153,7 @@ def _measures(model: Model, probe: Probe, fields: dict[str, Any]) -> Iterator[tu
 
 
 def _advice(model: Model, probe: Probe) -> Iterator[tuple[str, Callable[[], Check]]]:
+    yield "determinism", lambda: advice.determinism(model, probe)
     yield "stream start", lambda: advice.stream_start(model, probe)
     yield "cache", lambda: advice.cache_parity(model, probe)
     yield "fast interventions", lambda: advice.fast_interventions(model, probe)
@@ -156,8 +168,8 @@ def _guarded(name: str, measure: Callable[[], Check], *, needed: bool) -> Check:
     # A diagnosis must end also for a model that breaks half-way; what broke is the finding.
     try:
         return measure()
-    except Exception as error:  # noqa: BLE001
-        detail = f"the model breaks: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    except Exception as error:  # noqa: BLE001 - see above
+        detail = f"the model breaks: {first_line(error)}"
         return Check(name, float("nan"), 0.0, holds=False, detail=detail, needed=needed)
 
 

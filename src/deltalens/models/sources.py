@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from deltalens.errors import ModelError
+from deltalens.models.checks import first_line
 from deltalens.models.hub import HubModel
 
 
@@ -146,5 +147,4 @@ def _one_line(what: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ModelError(f"{what}: {first}") from error
+        raise ModelError(f"{what}: {first_line(error)}") from error
