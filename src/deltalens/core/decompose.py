@@ -272,7 +272,7 @@ def _fit_locally(
     n, d = anchors.shape
     update = torch.empty_like(anchors)
     basis = anchors.new_empty((n, d, subspace))
-    rank = torch.empty(n, dtype=torch.long, device=anchors.device)
+    rank, sigma = torch.empty(n, dtype=torch.long, device=anchors.device), anchors.new_empty((n, subspace))
     freedom = anchors.new_empty(n)
 
     def fill(part: slice) -> None:
@@ -280,12 +280,12 @@ def _fit_locally(
         fitted = map.fit(problem)
         update[part] = fitted.update()[:, 0]
         found = fitted.subspace(subspace)
-        basis[part], rank[part] = found.basis, found.rank
+        basis[part], rank[part], sigma[part] = found.basis, found.rank, found.sigma
         freedom[part] = fitted.degrees_of_freedom()
 
     size = batch_size(neighborhoods.rows.shape[1] * d * anchors.element_size(), anchors.device)
     over_batches(fill, n, size, anchors.device)
-    return _Parts(update, Subspace(basis, rank), freedom)
+    return _Parts(update, Subspace(basis, rank, sigma), freedom)
 
 
 def _fit_globally(
@@ -304,19 +304,19 @@ def _fit_globally(
 def _neighborhood_subspaces(table: Tensor, rows: Tensor, size: int) -> Subspace:
     n, k = rows.shape
     basis = table.new_empty((n, table.shape[1], size))
-    rank = torch.empty(n, dtype=torch.long, device=table.device)
+    rank, sigma = torch.empty(n, dtype=torch.long, device=table.device), table.new_empty((n, size))
 
     def fill(part: slice) -> None:
         gathered = table.index_select(0, rows[part].reshape(-1)).view(*rows[part].shape, table.shape[1])
         found = dominant_subspace(gathered, size)
-        basis[part], rank[part] = found.basis, found.rank
+        basis[part], rank[part], sigma[part] = found.basis, found.rank, found.sigma
 
     over_batches(fill, n, batch_size(k * table.shape[1] * table.element_size(), table.device), table.device)
-    return Subspace(basis, rank)
+    return Subspace(basis, rank, sigma)
 
 
 def _repeated(one: Subspace, count: int) -> Subspace:
-    return Subspace(one.basis.expand(count, -1, -1), one.rank.expand(count))
+    return Subspace(one.basis.expand(count, -1, -1), one.rank.expand(count), one.sigma.expand(count, -1))
 
 
 def _power_of_two(*states: Tensor) -> float:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Subspace:
-    """Orthonormal columns, zero-padded, and how many of them there are."""
+    """Orthonormal columns, zero-padded, how many of them there are, and their singular values, zero-padded."""
 
     basis: Float[Tensor, "b d m"]
     rank: Int[Tensor, " b"]
+    sigma: Float[Tensor, "b m"]
 
 
 def dominant_subspace(rows: Float[Tensor, "b k d"], size: int) -> Subspace:
@@ -66,6 +67,7 @@ def _orthonormal(candidates: Tensor, size: int, largest_side: int) -> Subspace:
 
 def _kept(basis: Tensor, sigma: Tensor, size: int, tolerance: float) -> Subspace:
     keep = (sigma > tolerance * sigma[..., :1])[..., :size]
-    kept = basis[..., :size] * keep.unsqueeze(-2)
-    padded = torch.nn.functional.pad(kept, (0, size - kept.shape[-1]))
-    return Subspace(padded, keep.sum(-1))
+    missing = (0, size - keep.shape[-1])
+    kept, values = basis[..., :size] * keep.unsqueeze(-2), sigma[..., :size] * keep
+    pad = torch.nn.functional.pad
+    return Subspace(pad(kept, missing), keep.sum(-1), pad(values, missing).to(basis.dtype))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.maps.ridge import RidgeFit
-from deltalens.core.subspaces import Subspace, dominant_subspace
+from deltalens.core.subspaces import Subspace
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class AffineFit:
 
     def subspace(self, size: int) -> Subspace:
         """Dominant directions of the fitted updates."""
-        return dominant_subspace(self.centered.fitted_updates() + self._mean.unsqueeze(1), size)
+        return self.centered.shifted_subspace(size, self._mean)
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``1 + tr H`` of the centred rows."""

@@ -37,8 +37,9 @@ class IdentityFit:
     def subspace(self, size: int) -> Subspace:
         """Empty."""
         b, _, d = self.problem.anchors.shape
-        none = torch.zeros(b, dtype=torch.long, device=self.problem.anchors.device)
-        return Subspace(self.problem.anchors.new_zeros(()).expand(b, d, size), none)
+        zero = self.problem.anchors.new_zeros(())
+        none = torch.zeros(b, dtype=torch.long, device=zero.device)
+        return Subspace(zero.expand(b, d, size), none, zero.expand(b, size))
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """Zero."""

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
-from deltalens.core.maps.ridge import scaled_strength
+from deltalens.core.maps.ridge import scaled_strength, without_noise
 from deltalens.core.subspaces import Subspace, dominant_factored
 from deltalens.errors import InputError
 
@@ -59,7 +59,7 @@ class DualForm:
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(self._inputs @ self._inputs.mT)
-        return values.clamp_min(0), vectors
+        return without_noise(values), vectors
 
     @cached_property
     def _shrinkage(self) -> Tensor:
@@ -108,28 +108,29 @@ class PrimalForm:
         return self.problem.inputs.double()
 
     @cached_property
-    def _gram(self) -> Tensor:
-        return self._inputs.mT @ self._inputs
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self._inputs.mT @ self._inputs)
+        return without_noise(values), vectors
 
     @cached_property
-    def _factor(self) -> Tensor:
-        shifted = self._gram.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).add_(scaled_strength(self.problem).unsqueeze(1))
-        factor: Tensor = torch.linalg.cholesky(shifted)
-        return factor
+    def _shifted(self) -> Tensor:
+        """Eigenvalues of ``XᵀX + λI``; infinite where X has nothing, so that its rounding is left out."""
+        values = self._spectrum[0]
+        return torch.where(values > 0, values + scaled_strength(self.problem).unsqueeze(1), torch.inf)
 
     @cached_property
     def _cross(self) -> Tensor:
-        return self._inputs.mT @ self.problem.updates.double()
+        """``XᵀD`` in eigenvectors of ``XᵀX``."""
+        return (self._inputs @ self._spectrum[1]).mT @ self.problem.updates.double()
 
     @cached_property
     def _coefficients(self) -> Tensor:
-        return torch.cholesky_solve(self._cross, self._factor)
+        return self._spectrum[1] @ (self._cross / self._shifted.unsqueeze(2))
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Descending eigenvalues θ of ``Dᵀ H D`` and its eigenvectors."""
-        half = torch.linalg.solve_triangular(self._factor, self._cross, upper=False)
+        half = self._cross / self._shifted.sqrt().unsqueeze(2)
         values, vectors = torch.linalg.eigh(half.mT @ half)
         return values.flip(-1).clamp_min(0), vectors.flip(-1)
 
@@ -148,13 +149,11 @@ class PrimalForm:
     def hat_weights(self) -> tuple[Tensor, Tensor]:
         """``u_aᵀ H u_a = v_aᵀ Dᵀ H² D v_a / θ_a``, and ``tr H``."""
         values, vectors = self.moments
-        fitted = self._coefficients @ vectors
-        squared = (fitted * (self._gram @ fitted)).sum(1)
-        tolerance = relative_tolerance(values)
-        weights = torch.where(values > tolerance, squared / values.clamp_min(torch.finfo(values.dtype).tiny), 0.0)
-        strength = scaled_strength(self.problem)
-        trace = torch.cholesky_inverse(self._factor).diagonal(dim1=-2, dim2=-1).sum(1)
-        return weights, self.problem.width - strength * trace
+        spectrum = self._spectrum[0]
+        squared = ((self._cross @ vectors) / self._shifted.unsqueeze(2)).square() * spectrum.unsqueeze(2)
+        safe = values.clamp_min(torch.finfo(values.dtype).tiny)
+        weights = torch.where(values > relative_tolerance(values), squared.sum(1) / safe, 0.0)
+        return weights, (spectrum / self._shifted).sum(1)
 
 
 def relative_tolerance(values: Float[Tensor, "b s"]) -> Float[Tensor, "b 1"]:

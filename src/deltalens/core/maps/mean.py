@@ -41,7 +41,9 @@ class MeanFit:
         direction = torch.where(length > 0, wide / length, 0.0).to(self.problem.dtype)
         basis = direction.new_zeros(*direction.shape, size)
         basis[..., 0] = direction
-        return Subspace(basis, (length[:, 0] > 0).long())
+        sigma = basis.new_zeros(basis.shape[0], size)
+        sigma[:, 0] = length[:, 0] * self.problem.count**0.5
+        return Subspace(basis, (length[:, 0] > 0).long(), sigma)
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """One."""

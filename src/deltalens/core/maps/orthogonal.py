@@ -94,7 +94,7 @@ class OrthogonalFit:
             return dominant_subspace(self._moved(self.problem.inputs), size)
         inputs = self._rows[0]
         inside = dominant_subspace((inputs @ self._polar.factor.mT - inputs).to(self.problem.dtype), size)
-        return Subspace(self._basis.to(self.problem.dtype) @ inside.basis, inside.rank)
+        return Subspace(self._basis.to(self.problem.dtype) @ inside.basis, inside.rank, inside.sigma)
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """The exact divergence: ``(1/d) Σ_b w_b Σ_{a≠b} 1 / (σ_a + σ_b)``, ``w_b = Σ_j (v_b·x_j)²``.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from deltalens.core.maps.protocol import FitProblem
@@ -78,13 +78,49 @@ class RidgeFit:
 
     def subspace(self, size: int) -> Subspace:
         """Dominant directions of ``H D``, from ``Dᵀ H² D``."""
-        return dominant_subspace(self.fitted_updates(), size)
+        return self.shifted_subspace(size, self.problem.updates.new_zeros(1, 1))
+
+    def shifted_subspace(self, size: int, shift: Float[Tensor, "b d"]) -> Subspace:
+        """Dominant directions of ``H D`` plus one vector per fit.
+
+        The factor's rounding, up to ``eps / ridge``, can pass for a direction where H lacks rank; fits in which it
+        might are redone by eigenvectors, which tell the two apart.
+        """
+        found = dominant_subspace(self.fitted_updates() + shift.unsqueeze(1), size)
+        rounding = torch.finfo(gram_dtype(self.problem)).eps * self.problem.count / self.problem.ridge
+        doubtful = ((found.sigma > 0) & (found.sigma < rounding * found.sigma[:, :1])).any(1).nonzero()[:, 0]
+        if doubtful.numel() == 0:
+            return found
+        fitted = fitted_by_eigenvectors(self.problem, doubtful)
+        redone = dominant_subspace(fitted + shift.expand(found.rank.shape[0], -1)[doubtful].unsqueeze(1), size)
+        found.basis[doubtful], found.rank[doubtful] = redone.basis, redone.rank
+        found.sigma[doubtful] = redone.sigma
+        return found
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``tr H``."""
         strength = scaled_strength(self.problem).to(self._inverse.dtype)
         trace = self._inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
         return (min(self.problem.count, self.problem.width) - strength * trace).clamp_min(0).to(self.problem.dtype)
+
+
+def without_noise(values: Float[Tensor, "b s"]) -> Float[Tensor, "b s"]:
+    """Ascending eigenvalues of Gram matrices, with zeros for those that are no more than rounding."""
+    noise = values[:, -1:] * (values.shape[1] * torch.finfo(values.dtype).eps)
+    return torch.where(values > noise, values, 0.0)
+
+
+def fitted_by_eigenvectors(problem: FitProblem, chosen: Int[Tensor, " c"]) -> Float[Tensor, "c k d"]:
+    """``H D`` of chosen fits in float64, H by the eigenvectors of the smaller of ``XXᵀ`` and ``XᵀX``."""
+    x, updates = problem.inputs[chosen].double(), problem.updates[chosen].double()
+    strength = scaled_strength(problem)[chosen].unsqueeze(1)
+    dual = problem.count <= problem.width
+    values, vectors = torch.linalg.eigh(x @ x.mT if dual else x.mT @ x)
+    values = without_noise(values)
+    left = vectors if dual else (x @ vectors) * (values > 0).unsqueeze(1)
+    weights = values / (values + strength) if dual else 1 / (values + strength)
+    fitted: Tensor = (left * weights.unsqueeze(1)) @ (left.mT @ updates)
+    return fitted.to(problem.dtype)
 
 
 def _shifted_cholesky(gram: Tensor, factor: Tensor, failed: Tensor) -> Tensor:
