@@ -1,6 +1,7 @@
 """Reads a finished run and shows it: page, figures, tables, claims. Never loads a model."""
 
 from deltalens.report.claims import Claim, claims_for
+from deltalens.report.compare import compare_report
 from deltalens.report.figures import write_figures
 from deltalens.report.html import write_report
 from deltalens.report.notebook import notebook_html
@@ -10,6 +11,7 @@ __all__ = [
     "Claim",
     "claims_for",
     "claims_table",
+    "compare_report",
     "notebook_html",
     "summary_table",
     "write_figures",

@@ -97,6 +97,8 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _save(figure: "Figure", stem: Path) -> list[Path]:
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, not once per format
     paths = [stem.with_suffix(f".{kind}") for kind in FORMATS]
     for path in paths:
         # Dates would make equal figures differ byte by byte.

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from deltalens.errors import StoreError
-from deltalens.report.claims import claims_for
+from deltalens.report.claims import SHARED_RULE, claims_for
 from deltalens.report.encode import script_json
 from deltalens.report.payload import page_payload
 from deltalens.report.protocol import RunLike, run_name
@@ -80,6 +80,7 @@ def render(run: RunLike) -> str:
     """The page of a run as text."""
     light, heavy = page_payload(run)
     script = joined_script()
+    claims = claims_for([run])
     manifest = run.manifest
     evaluation = (manifest.get("corpus") or {}).get("evaluation") or {}
     documents = int(evaluation.get("documents") or 0)
@@ -90,7 +91,9 @@ def render(run: RunLike) -> str:
         version=package_version(),
         facts=headline_facts(manifest),
         warnings=page_warnings(manifest),
-        claims=claims_for([run]),
+        claims=claims,
+        tally=[(verdict, n) for verdict in MARKS if (n := sum(c.verdict == verdict for c in claims))],
+        shared_rule=SHARED_RULE,
         marks=MARKS,
         construction=CONSTRUCTION,
         clusters="documents" if documents >= 8 else "windows",

@@ -6,10 +6,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from deltalens.core.association import holm as adjusted_p_values
+
 Values = NDArray[np.float64]
 """One number per layer; as a truth value 1 holds, 0 fails, NaN is unknown."""
 
 Z_95 = 1.959963984540054
+ONE_SIDED = 0.025
 
 
 def values_of(rows: pd.DataFrame | None, column: str, length: int) -> Values:
@@ -70,20 +73,17 @@ def holm(values: Values, low: Values, threshold: float) -> Values:
     with np.errstate(divide="ignore", invalid="ignore"):
         z = np.where(error > 0, (values - threshold) / error, np.where(values > threshold, np.inf, -np.inf))
     p = np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in z])
-    order = [int(i) for i in np.argsort(p, kind="stable") if known[i]]
-    out = np.where(known, 0.0, np.nan)
-    for rank, i in enumerate(order):
-        if p[i] > 0.025 / (len(order) - rank):
-            break
-        out[i] = 1.0
-    return out
+    adjusted = adjusted_p_values(np.where(known, p, np.nan))
+    return truth(adjusted <= ONE_SIDED, adjusted)
 
 
 def number(value: float) -> str:
     """A figure with the digits a reader needs."""
     if not math.isfinite(value):
         return "–"
-    size = abs(value)
+    if value < 0:
+        return "−" + number(-value)
+    size = value
     if size >= 100:
         return f"{value:.0f}"
     if size >= 1:

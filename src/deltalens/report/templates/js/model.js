@@ -18,7 +18,20 @@ function summaryValue(column, protocol, series, layer) {
   return values && row !== undefined ? values[row] : null;
 }
 
-const summaryProfile = (column, protocol, series) => page.layers.map((layer) => summaryValue(column, protocol, series, layer));
+// A comparison holds series of models of different depth: each has its own layers, placed on one axis.
+const tone = (s) => (page.series[s].tone ?? s) % 10;
+const layersOf = (s) => page.series[s].layers || page.layers;
+const depthOf = (layer, count) => (page.normalised ? (layer + 0.5) / count : layer);
+const depthsOf = (s) => layersOf(s).map((l) => depthOf(l, page.series[s].count));
+const cursorDepth = () => depthOf(state.layer, page.modelLayers);
+function layerNear(s, depth) {
+  const depths = depthsOf(s);
+  let best = 0;
+  depths.forEach((d, i) => { if (Math.abs(d - depth) < Math.abs(depths[best] - depth)) best = i; });
+  return layersOf(s)[best];
+}
+
+const summaryProfile = (column, protocol, series) => layersOf(series).map((layer) => summaryValue(column, protocol, series, layer));
 
 const columnCache = new Map();
 function tokenColumn(measure, protocol, series, layer) {
@@ -58,4 +71,9 @@ function measureRange(measure, protocol, series, layers) {
   return [quantile(kept, 0.02), quantile(kept, 0.98)];
 }
 
+const pythonSummary = (columns) => {
+  const names = ["layer", "map", "fit", "protocol", ...columns].map(quotePython).join(", ");
+  if (!page.folders) return `${pythonOpen()}.summary()[[${names}]]`;
+  return `pd.concat([dl.open(f).summary().assign(run=f) for f in [${page.folders.map(quotePython).join(", ")}]])[["run", ${names}]]`;
+};
 const pythonOpen = () => `dl.open(${quotePython(page.folder)})`;

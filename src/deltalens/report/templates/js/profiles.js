@@ -71,9 +71,11 @@ function axisY(group, y, left, right, count, unit) {
   }
 }
 
-function drawSeries(group, measure, p, s, xs, y, box, index, dense) {
+function drawSeries(group, measure, p, s, x, y, box, index) {
+  const xs = depthsOf(s).map(x);
+  const dense = xs.length > 14;
   const at = (suffix) => summaryProfile(measure.name + suffix, p, s).map((v) => (finite(v) ? y(v) : NaN));
-  const stroke = `var(--s${s % 10})`;
+  const stroke = `var(--s${tone(s)})`;
   const middle = at("");
   const inside = (ys) => ys.map((v) => (finite(v) ? clamp(v, box.top, box.bottom) : NaN));
   group.append(svg("path", { class: "band", d: bandPath(xs, inside(at("_lo")), inside(at("_hi"))), fill: stroke }));
@@ -81,7 +83,7 @@ function drawSeries(group, measure, p, s, xs, y, box, index, dense) {
   if (nulls.some(finite)) group.append(svg("path", { class: "null", d: linePath(xs, nulls), stroke }));
   const chance = at("_chance");
   if (chance.some(finite)) group.append(svg("path", { class: "chance", d: linePath(xs, chance), stroke }));
-  group.append(svg("path", { class: "line", d: linePath(xs, middle), stroke, "stroke-dasharray": DASHES[s % 10] }));
+  group.append(svg("path", { class: "line", d: linePath(xs, middle), stroke, "stroke-dasharray": DASHES[tone(s)] }));
   xs.forEach((x, i) => {
     const alone = finite(middle[i]) && !finite(middle[i - 1]) && !finite(middle[i + 1]);
     if (finite(middle[i]) && (!dense || alone || i % 4 === index % 4)) group.append(mark(s, x, middle[i], 2.9));
@@ -89,7 +91,7 @@ function drawSeries(group, measure, p, s, xs, y, box, index, dense) {
   return middle;
 }
 
-function referenceNames(group, measure, p, series, xs, y, box) {
+function referenceNames(group, measure, p, series, y, box) {
   let used = null;
   for (const [suffix, name] of [["_null", "null"], ["_chance", "chance"]]) {
     const s = series.find((one) => summaryProfile(measure.name + suffix, p, one).some(finite));
@@ -103,16 +105,22 @@ function referenceNames(group, measure, p, series, xs, y, box) {
   }
 }
 
+const measuredUnder = (measure, p, series) => series.some((s) => summaryProfile(measure.name, p, s).some(finite));
+
 function drawPanel(group, measure, p, series, box, y, x) {
+  if (!measuredUnder(measure, p, series)) {
+    group.append(svg("text", { class: "panel-name", x: box.left, y: box.top - 9 }, protocolName(p)),
+      svg("text", { class: "empty", x: box.left, y: box.top + 12 }, "not measured"));
+    return [];
+  }
   axisY(group, y, box.left, box.right, 4, measure.unit);
   group.append(svg("text", { class: "panel-name", x: box.left, y: box.top - 9 }, protocolName(p)));
-  for (const layer of xTicks(page.layers, box.right - box.left))
-    group.append(svg("text", { class: "tick", x: x(layer), y: box.bottom + 16, "text-anchor": "middle" }, String(layer)));
+  const ticks = page.normalised ? [0, 0.25, 0.5, 0.75, 1] : xTicks(page.layers, box.right - box.left);
+  for (const t of ticks) group.append(svg("text", { class: "tick", x: x(t), y: box.bottom + 16, "text-anchor": "middle" }, page.normalised ? `${t * 100}%` : String(t)));
   if (finite(measure.reference)) group.append(svg("line", { class: "reference", x1: box.left, x2: box.right, y1: y(measure.reference), y2: y(measure.reference) }));
-  group.append(svg("line", { class: "cursor", x1: x(state.layer), x2: x(state.layer), y1: box.top, y2: box.bottom }));
-  const xs = page.layers.map(x);
-  const ends = series.map((s, i) => ({ s, middle: drawSeries(group, measure, p, s, xs, y, box, i, page.layers.length > 14) }));
-  referenceNames(group, measure, p, series, xs, y, box);
+  group.append(svg("line", { class: "cursor", x1: x(cursorDepth()), x2: x(cursorDepth()), y1: box.top, y2: box.bottom }));
+  const ends = series.map((s, i) => ({ s, middle: drawSeries(group, measure, p, s, x, y, box, i) }));
+  referenceNames(group, measure, p, series, y, box);
   return ends;
 }
 
@@ -144,33 +152,40 @@ function drawProfile(card) {
     return;
   }
   card.boxes = boxes;
-  const span = page.layers.at(-1) - page.layers[0];
-  card.x = boxes.map((b) => makeScale(page.layers[0], page.layers.at(-1) || 1, span ? b.left + 4 : (b.left + b.right) / 2, span ? b.right - 4 : (b.left + b.right) / 2 + 1, false));
+  const [first, last] = page.normalised ? [0, 1] : [page.layers[0], page.layers.at(-1)];
+  const span = last - first;
+  card.x = boxes.map((b) => makeScale(first, last || 1, span ? b.left + 4 : (b.left + b.right) / 2, span ? b.right - 4 : (b.left + b.right) / 2 + 1, false));
   boxes.forEach((box, p) => {
     const y = makeScale(extent[0], extent[1], box.bottom, box.top, measure.scale === "log");
     const ends = drawPanel(root, measure, p, series, box, y, card.x[p]);
-    if (width >= 520 && p === boxes.length - 1) {
+    const later = boxes.some((_, q) => q > p && measuredUnder(measure, q, series));
+    if (width >= 520 && !later && ends.length) {
       const labels = ends.map(({ s, middle }) => ({ s, y: middle.findLast(finite) })).filter((l) => finite(l.y));
       for (const l of spreadLabels(labels, box.top + 4, box.bottom))
-        root.append(svg("text", { class: "direct", x: box.right + 10, y: l.y + 3.5, style: `fill: var(--s${l.s % 10}-ink)` }, seriesLabel(l.s)));
+        root.append(svg("text", { class: "direct", x: box.right + 10, y: l.y + 3.5, style: `fill: var(--s${tone(l.s)}-ink)` }, seriesLabel(l.s)));
     }
   });
 }
 
 function profileTip(card, p, layer) {
   const { measure } = card;
+  const depth = depthOf(layer, page.modelLayers);
   const rows = activeSeries().map((s) => {
-    const value = (suffix) => summaryValue(measure.name + suffix, p, s, layer);
+    const own = layerNear(s, depth);
+    const value = (suffix) => summaryValue(measure.name + suffix, p, s, own);
     const interval = finite(value("_lo")) ? `[${format(value("_lo"))}, ${format(value("_hi"))}]` : "";
     const extra = [["null", "_null"], ["chance", "_chance"]].filter(([, x]) => finite(value(x))).map(([n, x]) => `${n} ${format(value(x))}`);
+    if (page.normalised) extra.unshift(`layer ${layerName(own)}`);
     return [s, format(value(""), measure.unit), interval, extra.join(", ")];
   });
   const kind = page.blockKinds[layer] ? ` · ${page.blockKinds[layer]}` : "";
-  return tipTable(`Layer ${layerName(layer)}${kind} · ${protocolName(p)}`, rows);
+  const where = page.normalised ? `Depth ${Math.round(depth * 100)}%` : `Layer ${layerName(layer)}${kind}`;
+  return tipTable(`${where} · ${protocolName(p)}`, rows);
 }
 
 function nearestLayer(scale, at) {
-  return page.layers.reduce((best, l) => (Math.abs(scale(l) - at) < Math.abs(scale(best) - at) ? l : best), page.layers[0]);
+  const gap = (l) => Math.abs(scale(depthOf(l, page.modelLayers)) - at);
+  return page.layers.reduce((best, l) => (gap(l) < gap(best) ? l : best), page.layers[0]);
 }
 
 function locate(card, event) {
@@ -192,17 +207,17 @@ function profileKeys(card, event) {
 }
 
 function profileRows(measure) {
-  const head = ["layer", "map", "fit", "protocol", ...["", "_lo", "_hi", "_null", "_chance"].map((x) => measure.name + x).filter((c) => page.summary.columns[c])];
+  const head = [...(page.series[0].run ? ["run"] : []), "layer", "map", "fit", "protocol", ...["", "_lo", "_hi", "_null", "_chance"].map((x) => measure.name + x).filter((c) => page.summary.columns[c])];
   const rows = page.summary.layer.map((layer, i) => {
     const s = page.series[page.summary.series[i]];
-    return [layer, s.map, s.fit, page.protocols[page.summary.protocol[i]], ...head.slice(4).map((c) => page.summary.columns[c][i])];
+    return [...(s.run ? [s.run] : []), layer, s.map, s.fit, page.protocols[page.summary.protocol[i]], ...head.slice(s.run ? 5 : 4).map((c) => page.summary.columns[c][i])];
   });
   return [head, ...rows];
 }
 
 function profileCard(measure) {
   const root = svg("svg", { class: "plot", role: "img", tabindex: "0", "aria-label": `${measure.title} by layer. Arrow keys move the layer.` });
-  const python = `${pythonOpen()}.summary()[["layer", "map", "fit", "protocol", ${quotePython(measure.name)}]]`;
+  const python = pythonSummary([measure.name]);
   const card = { measure, root, boxes: [] };
   card.node = el("article", { class: "card", "data-measure": measure.name },
     el("header", {}, el("h3", {}, measure.title), el("span", { class: "actions" },

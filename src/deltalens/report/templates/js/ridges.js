@@ -48,8 +48,8 @@ function drawRidge(spec, s, root, width) {
     const group = svg("g", { class: here ? "ridge here" : "ridge", onclick: () => setState({ layer: at }) }, svg("title", {}, `Layer ${layerName(at)}`));
     if (shapes.full) group.append(svg("path", { class: "ridge-full", d: ridgeShape(shapes.full, x, residual.domain, base, lift * 0.95, top, true) }),
       svg("path", { class: "ridge-outline", d: ridgeShape(shapes.full, x, residual.domain, base, lift * 0.95, top, false) }));
-    if (shapes.residual) group.append(svg("path", { class: "ridge-residual", fill: `var(--s${s % 10})`, d: ridgeShape(shapes.residual, x, residual.domain, base, lift * 0.95, top, true) }),
-      svg("path", { class: "ridge-line", stroke: `var(--s${s % 10})`, d: ridgeShape(shapes.residual, x, residual.domain, base, lift * 0.95, top, false) }));
+    if (shapes.residual) group.append(svg("path", { class: "ridge-residual", fill: `var(--s${tone(s)})`, d: ridgeShape(shapes.residual, x, residual.domain, base, lift * 0.95, top, true) }),
+      svg("path", { class: "ridge-line", stroke: `var(--s${tone(s)})`, d: ridgeShape(shapes.residual, x, residual.domain, base, lift * 0.95, top, false) }));
     group.prepend(svg("line", { class: "grid", x1: left, x2: right, y1: base, y2: base }));
     const chance = summaryValue(`${spec.residual}_chance`, p, s, at);
     if (finite(chance)) group.append(svg("line", { class: "ridge-chance", x1: x(chance), x2: x(chance), y1: base - row * 0.75, y2: base }));

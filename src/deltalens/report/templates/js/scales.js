@@ -74,13 +74,13 @@ function inkOn([r, g, b]) {
   return luminance > 0.22 ? "#16181d" : "#ffffff";
 }
 
-const colour = (series) => getComputedStyle(document.documentElement).getPropertyValue(`--s${series % 10}`).trim();
+const colour = (series) => getComputedStyle(document.documentElement).getPropertyValue(`--s${tone(series)}`).trim();
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "", "7 3", "2 3", "9 3 2 3", "", "7 3"];
 const MARKS = ["circle", "square", "triangle", "diamond", "cross", "circle", "square", "triangle", "diamond", "cross"];
 
 function mark(series, x, y, size = 3.4, extra = {}) {
-  const kind = MARKS[series % MARKS.length];
-  const common = { fill: `var(--s${series % 10})`, ...extra };
+  const kind = MARKS[tone(series)];
+  const common = { fill: `var(--s${tone(series)})`, ...extra };
   if (kind === "circle") return svg("circle", { cx: x, cy: y, r: size, ...common });
   if (kind === "square") return svg("rect", { x: x - size * 0.9, y: y - size * 0.9, width: size * 1.8, height: size * 1.8, ...common });
   const paths = {

@@ -22,7 +22,7 @@ function storyProfile(slot) {
   root.append(svg("path", { class: "median", d: linePath(xs, medians.map((v) => (finite(v) && (!log || v > 0) ? y(v) : NaN))) }));
   for (const { s, values } of lines) {
     const ys = values.map((v) => (finite(v) && (!log || v > 0) ? y(v) : NaN));
-    root.append(svg("path", { class: "line", d: linePath(xs, ys), stroke: `var(--s${s % 10})`, "stroke-dasharray": DASHES[s % 10] }));
+    root.append(svg("path", { class: "line", d: linePath(xs, ys), stroke: `var(--s${tone(s)})`, "stroke-dasharray": DASHES[tone(s)] }));
     const k = page.layers.indexOf(state.layer);
     if (finite(ys[k])) root.append(mark(s, xs[k], ys[k], 3.6));
   }

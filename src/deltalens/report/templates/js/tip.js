@@ -23,6 +23,6 @@ function tipTable(title, rows) {
 
 function swatch(series) {
   return svg("svg", { class: "swatch", width: 22, height: 10, "aria-hidden": "true" },
-    svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, stroke: `var(--s${series % 10})`, "stroke-width": 2, "stroke-dasharray": DASHES[series % 10] }),
+    svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, stroke: `var(--s${tone(series)})`, "stroke-width": 2, "stroke-dasharray": DASHES[tone(series)] }),
     mark(series, 11, 5, 3.2));
 }
