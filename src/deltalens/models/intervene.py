@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from deltalens.core.divergence import kl_divergence
 from deltalens.models.batches import token_batch
 from deltalens.models.interventions.choice import SCHEMES, choose_scheme
 from deltalens.models.interventions.isolated import isolated_outputs
@@ -80,8 +81,6 @@ def intervene(
     Raises:
         InputError: Strings instead of token ids, a layer that doesn't exist, or shapes that don't fit.
     """
-    from deltalens.core.divergence import kl_divergence
-
     windows = token_batch(model, batch)
     input_ids, attention_mask = windows.input_ids, windows.attention_mask
     scheme = "rerun" if scope == "all" else _scheme_for(model, input_ids, attention_mask)

@@ -56,13 +56,13 @@ def choose_scheme(model: Model, shape: tuple[int, int] | None = None) -> str:
 
 
 def _by_structure(model: Model) -> str:
-    backbone = Backbone.of(model)
-    if backbone.cache_argument == "state":
-        return "state_bank"
     kernel = getattr(model.hf.config, "_attn_implementation", None)
     attends = any("attention" in kind or kind == "hybrid" for kind in model.block_kinds)
     if attends and kernel not in _MASKED_KERNELS:
         return "rerun"
+    backbone = Backbone.of(model)
+    if backbone.cache_argument == "state":
+        return "state_bank"
     if backbone.cache_argument is None:
         return "doubled_length" if attends else "rerun"
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -96,6 +96,7 @@ def run_base(
     )
 
 
+@runtime_checkable
 class Scheme(Protocol):
     """One way to get the final states of windows in which each token's own state alone is replaced."""
 

@@ -88,7 +88,7 @@ class InterventionSession:
             undo.enter_context(undisturbed(self._model.hf))
             # Padding is on the right, where causal models can't look; full windows keep masks simple and rows alike.
             self._scheme = start_scheme(self._name, self._model, self._ids)
-            self._original = self._head(self._base.final.flatten(0, 1)).reshape(*self._ids.shape, -1)
+            self._original = self._original_logits()
             self._undo = undo.pop_all()
         return self
 
@@ -120,7 +120,7 @@ class InterventionSession:
         layer: int,
         states: Float[Tensor, "windows tokens width"],
         scope: Scope = "single",
-        positions: Bool[Tensor, "windows tokens"] | None = None,
+        positions: Bool[Tensor, "_ _"] | None = None,
     ) -> Float[Tensor, "windows tokens vocabulary"]:
         """Return the logits at each token when block `layer`'s output is replaced.
 
@@ -143,7 +143,7 @@ class InterventionSession:
         layer: int,
         patches: Sequence[Float[Tensor, "windows tokens width"]],
         scope: Scope = "single",
-        positions: Bool[Tensor, "windows tokens"] | None = None,
+        positions: Bool[Tensor, "_ _"] | None = None,
     ) -> Iterator[LogitsChunk]:
         """Yield the wanted tokens' logits chunk by chunk, for several patches of one layer.
 
@@ -171,10 +171,17 @@ class InterventionSession:
                     original = _rows(self.logits, windows[part], places[part])
                     yield LogitsChunk(first + patch, windows[part], places[part], original, patched)
 
+    def _original_logits(self) -> Float[Tensor, "windows tokens vocabulary"]:
+        # In the same blocks as patched rows, since a product of other shape rounds differently.
+        rows, vocabulary = self._base.final.flatten(0, 1), self._head(self._base.final[0, :1]).shape[-1]
+        block = _block(HEAD_LOGITS, vocabulary)
+        logits = [self._head(rows[start : start + block]) for start in range(0, len(rows), block)]
+        return torch.cat(logits).reshape(*self._ids.shape, vocabulary)
+
     def _head_blocks(self, rows: Float[Tensor, "n f"]) -> Iterator[tuple[int, Float[Tensor, "m v"]]]:
         """Yield the first row's number and the logits of a few rows at a time."""
         vocabulary = self.logits.shape[-1]
-        block, size = max(1, HEAD_LOGITS // vocabulary), max(1, CHUNK_LOGITS // vocabulary)
+        block, size = _block(HEAD_LOGITS, vocabulary), _block(CHUNK_LOGITS, vocabulary)
         for start in range(0, len(rows), block):
             logits = self._head(rows[start : start + block])
             for inner in range(0, len(logits), size):
@@ -214,6 +221,10 @@ class InterventionSession:
         for states in patches:
             if tuple(states.shape) != expected:
                 raise InputError(f"states has shape {tuple(states.shape)}; expected {expected} for these windows.")
+
+
+def _block(entries: int, vocabulary: int) -> int:
+    return max(1, entries // vocabulary)
 
 
 def _rows(logits: Tensor, windows: Tensor, positions: Tensor) -> Tensor:
