@@ -118,9 +118,20 @@ def test_diagnosis_fits_a_terminal_and_says_what_failed() -> None:
     assert "patch locality" in text.split("can't trust")[1]
 
 
-@pytest.mark.parametrize("batch", ["some text", ["some text"], [[1, 2]], torch.ones(3, dtype=torch.long), torch.ones(1, 3),
-                                   torch.ones(1, 0, dtype=torch.long), torch.tensor([[96]]), torch.tensor([[-1]])],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "batch",
+    [
+        "some text",
+        ["some text"],
+        [[1, 2]],
+        torch.ones(3, dtype=torch.long),
+        torch.ones(1, 3),
+        torch.ones(1, 0, dtype=torch.long),
+        torch.tensor([[96]]),
+        torch.tensor([[-1]]),
+    ],
+    ids=str,
+)
 def test_a_batch_that_is_not_token_ids_is_refused(batch: object) -> None:
     with pytest.raises(InputError), capture(load(tiny_model("gpt2")), batch):
         pass

@@ -57,7 +57,7 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, or its type."""
-    return next((line.strip()[:120] for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next((line.strip()[:200] for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def tolerance_of(dtype: torch.dtype) -> float:

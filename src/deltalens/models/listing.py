@@ -41,7 +41,7 @@ class Verification:
 
 
 def verifications() -> tuple[Verification, ...]:
-    """Return what the test matrix found, by family and version; written by `tests/models/coverage.py`."""
+    """Return what the test matrix found, by family and version; written by `tests/models/coverage_table.py`."""
     found: Mapping[str, list[dict[str, Any]]] = json.loads(_VERIFIED.read_text(encoding="utf8"))
     return tuple(
         Verification(**{**row, "transformers": version, "advice": tuple(row["advice"])})

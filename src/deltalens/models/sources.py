@@ -147,4 +147,6 @@ def _one_line(what: str) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(f"{what}: it brings its own code, which runs only with trust_remote_code.") from error
         raise ModelError(f"{what}: {first_line(error)}") from error
