@@ -1,6 +1,6 @@
 """One layer's decompositions: protocol by protocol, map by map, with the null and the chance level of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -53,7 +53,7 @@ class ProtocolFits:
     def fit(self, map: TokenwiseMap) -> Fit:
         """Decompose the layer with one map."""
         states = self.states
-        decomposition = self._decompose(map, states.y, self._pool_y)
+        decomposition = self._decompose(map, states.x, states.y, self._pool_y, self.neighborhoods, probes=1)
         trivial = map.spans_updates(self.spec.subspace)
         geometry = measure_geometry(states.x, states.y, decomposition, proj_tokenwise_trivial=trivial)
         if not self.spec.controls:
@@ -104,35 +104,53 @@ class ProtocolFits:
         """The same fit on updates permuted over the pool; where that is the evaluation, so is the update judged."""
         if map.name == "isolated":
             return None
-        states = self.states
+        states, spec = self.states, self.spec
         included = torch.ones(len(self._pool_x), dtype=torch.bool)
-        shuffled = self._pool_x + permuted_updates(self._pool_y - self._pool_x, included, self.spec.seed)
-        judged = states.y if self.protocol == "held_out" else shuffled
-        decomposition = self._decompose(map, judged, shuffled)
-        return measure_geometry(states.x, judged, decomposition, proj_tokenwise_trivial=trivial)
+        shuffled = self._pool_x + permuted_updates(self._pool_y - self._pool_x, included, spec.seed)
+        judged = (states.y if self.protocol == "held_out" else shuffled)[self._null_rows]
+        x = states.x[self._null_rows]
+        decomposition = self._decompose(map, x, judged, shuffled, self._null_neighborhoods, probes=0)
+        return measure_geometry(x, judged, decomposition, proj_tokenwise_trivial=trivial)
 
-    def _decompose(self, map: TokenwiseMap, y: Tensor, pool_y: Tensor) -> Decomposition[Tensor]:
-        spec, states = self.spec, self.states
+    @cached_property
+    def _null_rows(self) -> Int[Tensor, " rows"]:
+        """A seeded sample of the anchors: a median needs no more, and a null's fits cost as much as real ones."""
+        generator = torch.Generator().manual_seed(self.spec.seed)
+        order = torch.randperm(len(self.states.x), generator=generator)
+        return order[: self.spec.null_tokens].sort().values.to(self.states.x.device)
+
+    @cached_property
+    def _null_neighborhoods(self) -> Neighborhoods | None:
+        found, rows = self.neighborhoods, self._null_rows
+        if found is None:
+            return None
+        return replace(
+            found,
+            indices=found.indices[rows],
+            distances=found.distances[rows],
+            distinct_neighbors=found.distinct_neighbors[rows],
+            rows=found.rows[rows],
+        )
+
+    def _decompose(
+        self, map: TokenwiseMap, x: Tensor, y: Tensor, pool_y: Tensor, found: Neighborhoods | None, *, probes: int
+    ) -> Decomposition[Tensor]:
+        spec = self.spec
         if map.name == "isolated":
-            return decomposition_from_tokenwise(
-                states.x,
-                y,
-                self._isolated(states.x),
-                self._isolated_pool_updates,
-                self.neighborhoods,
-                subspace=spec.subspace,
-            )
+            updates = self._isolated_pool_updates
+            return decomposition_from_tokenwise(x, y, self._isolated(x), updates, found, subspace=spec.subspace)
         return decompose_layer(
-            states.x,
+            x,
             y,
             self._pool_x,
             pool_y,
-            self.neighborhoods,
+            found,
             map,
             ridge=spec.ridge,
             subspace=spec.subspace,
             fit=spec.fit,
             seed=spec.seed,
+            probes=probes,
         )
 
     @cached_property

@@ -68,6 +68,7 @@ class RunSpec(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="Precision of the model.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of every random choice.")
     controls: bool = Field(True, description="Matched random and shuffled patches, swaps, nulls and chance levels.")
+    null_tokens: int = Field(256, ge=1, description="Evaluation tokens, sampled, that the nulls are judged on.")
     covariance: bool = Field(False, description="Also the control with the covariance of the residuals.")
     dose: bool = Field(False, description="Also the KL along y - a r for a in 1/4, 1/2, 2.")
     divergence: tuple[Literal["reverse_kl", "jensen_shannon"], ...] = Field(
