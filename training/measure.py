@@ -1,8 +1,8 @@
 """Measure a built-in model on text that it has never seen and write its card: ``python training/measure.py tiny-neox``.
 
-The card says how well the model predicts, how much a unigram model would, and how much context helps: the loss at the
-last half of a window against that at its first positions. ``--steps`` and the like are what ``train.py`` was given; they
-are kept from the card that is there if they aren't given.
+The card says how well the model predicts, how well a unigram model would, and how much context helps: the loss in the
+last half of a window against that at its first positions. ``--steps`` and the like are what ``train.py`` was given;
+they are kept from the card that is there if they aren't given.
 """
 
 import argparse

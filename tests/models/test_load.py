@@ -204,6 +204,19 @@ def test_unknown_name_suggests_near_ones(typo: str, meant: str) -> None:
         load(typo)
 
 
+@pytest.mark.usefixtures("no_hub")
+def test_model_in_the_hubs_cache_loads_without_a_connection(tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--somebody--small"
+    tiny_model("llama").save_pretrained(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit, encoding="utf8")
+    model = load("somebody/small")
+    assert model.identity.source == "hub"
+    assert model.identity.revision == commit
+    assert model.identity.weight_hash == load(tiny_model("llama")).identity.weight_hash
+
+
 def test_name_that_no_hub_could_have() -> None:
     with pytest.raises(ModelError, match="neither a path nor a name"):
         load("two words")

@@ -40,7 +40,7 @@ def stream_start(model: Model, probe: Probe) -> Check:
     kept = [i for i in range(ids.shape[1]) if i != at]
     value = relative_difference(probe.inputs[0][:, kept], changed[:, kept])
     detail = "change of block 0's input when another token changes"
-    return measured("stream start", value, tolerance_of(model.dtype), detail, needed=False)
+    return measured("stream start", value, tolerance_of(model), detail, needed=False)
 
 
 def cache_parity(model: Model, probe: Probe) -> Check:
@@ -51,7 +51,7 @@ def cache_parity(model: Model, probe: Probe) -> Check:
     except Exception as error:  # noqa: BLE001 - a cache that breaks only rules out schemes that use it
         return Check(name, float("nan"), 0.0, holds=False, detail=f"no cache: {first_line(error)}", needed=False)
     value = relative_difference(probe.logits[:1], stepped)
-    limit = 10 * tolerance_of(model.dtype)
+    limit = 10 * tolerance_of(model)
     return measured(name, value, limit, "change of logits, one token at a time with the cache", needed=False)
 
 

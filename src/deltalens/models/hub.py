@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from deltalens.errors import ModelError
 
+#: Any of these files means that a tokenizer comes with a model.
+TOKENIZER_FILES = frozenset(("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"))
 _SECONDS = 15.0
 
 
@@ -15,13 +18,15 @@ class HubModel:
 
     Attributes:
         name: Of the repository.
-        revision: The commit, or what was asked for.
+        revision: The commit.
         only_cached: The Hub can't be reached, but the files are here.
+        has_tokenizer: Whether a tokenizer comes with it.
     """
 
     name: str
     revision: str | None
     only_cached: bool
+    has_tokenizer: bool
 
 
 def resolve_on_hub(name: str, revision: str | None, near: list[str]) -> HubModel:
@@ -44,7 +49,8 @@ def resolve_on_hub(name: str, revision: str | None, near: list[str]) -> HubModel
     try:
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
         info = HfApi().model_info(name, revision=revision, timeout=_SECONDS)
-        return HubModel(name, info.sha or revision, only_cached=False)
+        files = {sibling.rfilename for sibling in info.siblings or []}
+        return HubModel(name, info.sha or revision, only_cached=False, has_tokenizer=bool(files & TOKENIZER_FILES))
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is neither a path nor a name on the Hub.{hint}") from error
     except errors.GatedRepoError as error:
@@ -55,7 +61,9 @@ def resolve_on_hub(name: str, revision: str | None, near: list[str]) -> HubModel
         raise ModelError(f"There is no model {name}, neither here nor on the Hub.{hint}") from error
     except Exception as error:  # every transport library has its own connection errors
         if isinstance(cached, str):
-            return HubModel(name, revision, only_cached=True)
+            snapshot = Path(cached).parent
+            files = {path.name for path in snapshot.iterdir()}
+            return HubModel(name, snapshot.name, only_cached=True, has_tokenizer=bool(files & TOKENIZER_FILES))
         raise ModelError(
             f"{name} isn't here, and the Hub can't be reached ({type(error).__name__}); check the connection.{hint}"
         ) from error

@@ -15,13 +15,14 @@ from deltalens.models.model import ModelIdentity, Source
 _CHUNK = 1 << 26
 
 
-def identify(hf: Any, name: str, source: Source) -> ModelIdentity:
+def identify(hf: Any, name: str, source: Source, revision: str | None = None) -> ModelIdentity:
     """Read a model's identity; every weight is read once, for the hash and to find NaN.
 
     Args:
         hf: A transformers model.
         name: As it was asked for.
         source: Where it came from.
+        revision: Commit on the Hub.
 
     Returns:
         The identity.
@@ -33,7 +34,7 @@ def identify(hf: Any, name: str, source: Source) -> ModelIdentity:
     return ModelIdentity(
         name=name,
         source=source,
-        revision=getattr(config, "_commit_hash", None) if source == "hub" else None,
+        revision=revision,
         weight_hash=weight_hash(hf),
         model_type=config.model_type,
         architecture=type(hf).__name__,
@@ -58,7 +59,7 @@ def weight_hash(module: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    for name, tensor in sorted(_state(module)):
+    for name, tensor in sorted(_state(module), key=lambda named: named[0]):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         flat = tensor.detach().contiguous().view(-1)
         for start in range(0, flat.numel(), _CHUNK):
@@ -70,20 +71,30 @@ def weight_hash(module: nn.Module) -> str:
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, value in module.state_dict().items():
-        if isinstance(value, Tensor):
-            yield name, _offloaded(module, name) if value.is_meta else value
+    # Not from state_dict(): bitsandbytes unpacks 4-bit weights there, which changes the model that is being read.
+    for path, owner in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        persistent = {k: v for k, v in owner._buffers.items() if k not in owner._non_persistent_buffers_set}
+        for leaf, value in (*owner._parameters.items(), *persistent.items()):
+            if value is not None:
+                yield prefix + leaf, _offloaded(owner, prefix, leaf) if value.is_meta else value
+                yield from ((f"{prefix}{leaf}.{name}", scale) for name, scale in _scales(value))
 
 
-def _offloaded(module: nn.Module, name: str) -> Tensor:
-    owner, _, leaf = name.rpartition(".")
-    hook = getattr(module.get_submodule(owner), "_hf_hook", None)
+def _scales(value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What a quantised weight is multiplied by; bitsandbytes keeps it beside the data."""
+    found = {"SCB": getattr(value, "SCB", None), "absmax": getattr(getattr(value, "quant_state", None), "absmax", None)}
+    yield from ((name, scale) for name, scale in found.items() if isinstance(scale, Tensor))
+
+
+def _offloaded(owner: nn.Module, prefix: str, leaf: str) -> Tensor:
+    hook = getattr(owner, "_hf_hook", None)
     for one in (hook, *getattr(hook, "hooks", ())):
         weights = getattr(one, "weights_map", None)
         if weights is not None:
             tensor: Tensor = weights[leaf]
             return tensor
-    raise ModelError(f"The weight {name} has no data; load the model with its weights, not on the meta device.")
+    raise ModelError(f"The weight {prefix}{leaf} has no data; load the model with its weights, not on the meta device.")
 
 
 def _quantization(config: Any) -> str | None:

@@ -40,7 +40,7 @@ def open_model(
         hf = _moved(hf, device)
     found = find_blocks(hf)
     apply_handling(hf, found.architecture)
-    identity = identify(hf, label, source)
+    identity = identify(hf, label, source, loaded.revision)
     model = Model(hf, loaded.tokenizer, found.blocks, identity, found.architecture, found.kinds)
     _check_vocabulary(model)
     return model

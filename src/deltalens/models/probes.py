@@ -27,6 +27,7 @@ class Probe:
         inputs: Per block, `(B, S, d)`.
         outputs: Per block, `(B, S, d)`.
         hooks: How many hooks the model had.
+        weights: Hash of the weights after this pass; some quantised ones are repacked by the first.
     """
 
     batch: TokenBatch
@@ -34,6 +35,7 @@ class Probe:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     hooks: int
+    weights: str
 
     @classmethod
     def of(cls, model: Model, batch: TokenBatch) -> Probe:
@@ -51,7 +53,8 @@ class Probe:
         if missing:
             raise ModelError(f"Block {missing[0]} of {model.identity.name} isn't called by its forward pass.")
         order = range(model.n_layers)
-        return cls(batch, logits, tuple(inputs[i] for i in order), tuple(outputs[i] for i in order), hooks)
+        flowed = tuple(inputs[i] for i in order), tuple(outputs[i] for i in order)
+        return cls(batch, logits, *flowed, hooks, weight_hash(model.hf))
 
     @property
     def middle(self) -> int:
@@ -88,7 +91,7 @@ def batch_size(model: Model, probe: Probe) -> Check:
     """A window gives the same logits alone as in a batch."""
     alone = forward_logits(model, TokenBatch(probe.batch.input_ids[:1], probe.batch.attention_mask[:1]))
     value = relative_difference(probe.logits[:1], alone)
-    return measured("batch size", value, tolerance_of(model.dtype), "change of logits, window alone or in a batch")
+    return measured("batch size", value, tolerance_of(model), "change of logits, window alone or in a batch")
 
 
 def padding(model: Model, probe: Probe) -> Check:
@@ -99,7 +102,7 @@ def padding(model: Model, probe: Probe) -> Check:
     padded = forward_logits(model, TokenBatch(ids, mask))[:, :real]
     short = TokenBatch(probe.batch.input_ids[:, :real].contiguous(), probe.batch.attention_mask[:, :real].contiguous())
     value = relative_difference(forward_logits(model, short), padded)
-    return measured("padding", value, tolerance_of(model.dtype), "change of real tokens' logits by right padding")
+    return measured("padding", value, tolerance_of(model), "change of real tokens' logits by right padding")
 
 
 def padding_by_mask(model: Model, probe: Probe) -> Check:
@@ -128,9 +131,9 @@ def locality(model: Model, probe: Probe) -> Check:
             patched = forward_logits(model, probe.batch)
         if torch.equal(patched[:, at], probe.logits[:, at]):
             detail = f"a patch after layer {layer} doesn't reach the logits at its own position"
-            return Check("patch locality", float("inf"), tolerance_of(model.dtype), holds=False, detail=detail)
+            return Check("patch locality", float("inf"), tolerance_of(model), holds=False, detail=detail)
         worst = max(worst, relative_difference(probe.logits[:, :at], patched[:, :at]))
-    return measured("patch locality", worst, tolerance_of(model.dtype), "change of logits before the patched position")
+    return measured("patch locality", worst, tolerance_of(model), "change of logits before the patched position")
 
 
 def stream_tail(model: Model, probe: Probe) -> Check:
@@ -142,7 +145,7 @@ def stream_tail(model: Model, probe: Probe) -> Check:
         shuffled = forward_logits(model, probe.batch)
     value = relative_difference(probe.logits[:, order.to(probe.logits.device)], shuffled)
     detail = "change of logits when the last states trade places, beyond trading places"
-    return measured("stream tail", value, tolerance_of(model.dtype), detail)
+    return measured("stream tail", value, tolerance_of(model), detail)
 
 
 def restoration(model: Model, probe: Probe) -> Check:
@@ -150,7 +153,7 @@ def restoration(model: Model, probe: Probe) -> Check:
 
     Logits must be the same bits, unless the model's own two runs already differ.
     """
-    weights = weight_hash(model.hf) != model.identity.weight_hash
+    weights = weight_hash(model.hf) != probe.weights
     again, once_more = forward_logits(model, probe.batch), forward_logits(model, probe.batch)
     logits = relative_difference(probe.logits, again) > 10 * relative_difference(again, once_more)
     changed = [

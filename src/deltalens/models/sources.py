@@ -15,15 +15,16 @@ import torch
 
 from deltalens.errors import ModelError
 from deltalens.models.checks import first_line
-from deltalens.models.hub import HubModel
+from deltalens.models.hub import TOKENIZER_FILES, HubModel
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A transformers model and its tokenizer, or None."""
+    """A transformers model, its tokenizer or None, and the commit if it came from the Hub."""
 
     hf: Any
     tokenizer: Any
+    revision: str | None = None
 
 
 def read_folder(
@@ -59,7 +60,8 @@ def read_hub(found: HubModel, dtype: torch.dtype | None, *, trusted: bool, sprea
     """Read a model that `resolve_on_hub` found; arguments as in `read_folder`."""
     where = {"revision": found.revision, "local_files_only": found.only_cached}
     hf = _read_weights(found.name, dtype, trust_remote_code=trusted, spread=spread, **where)
-    return Loaded(hf, _tokenizer_from(found.name, trust_remote_code=trusted, **where))
+    tokenizer = _tokenizer_from(found.name, trust_remote_code=trusted, **where) if found.has_tokenizer else None
+    return Loaded(hf, tokenizer, found.revision)
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Loaded:
@@ -110,8 +112,7 @@ def _read_weights(name: str, dtype: torch.dtype | None, *, spread: bool, **where
 
 
 def _read_tokenizer(folder: Path, trusted: bool) -> Any:
-    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    if not any((folder / name).is_file() for name in names):
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     return _tokenizer_from(str(folder), trust_remote_code=trusted, local_files_only=True)
 
