@@ -23,9 +23,9 @@ Scope = Literal["single", "all"]
 #: Patched tokens that run together; more are no faster on a processor, fewer are up to a tenth slower.
 TOKENS_TOGETHER = 1024
 #: Logits that the head computes at once: fewer rows would read its weights too often.
-HEAD_LOGITS = 2**23
-#: Logits of one chunk, few enough that comparing them stays in a processor's cache.
-CHUNK_LOGITS = 2**20
+HEAD_LOGITS = 2**24
+#: Logits of one chunk on a processor, few enough that comparing them stays in its cache (a factor of 2 in time).
+CHUNK_LOGITS = 2**18
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class InterventionSession:
     def _head_blocks(self, rows: Float[Tensor, "n f"]) -> Iterator[tuple[int, Float[Tensor, "m v"]]]:
         """Yield the first row's number and the logits of a few rows at a time."""
         vocabulary = self.logits.shape[-1]
-        block, size = _block(HEAD_LOGITS, vocabulary), _block(CHUNK_LOGITS, vocabulary)
+        block = _block(HEAD_LOGITS, vocabulary)
+        size = _block(CHUNK_LOGITS, vocabulary) if rows.device.type == "cpu" else block
         for start in range(0, len(rows), block):
             logits = self._head(rows[start : start + block])
             for inner in range(0, len(logits), size):
