@@ -124,9 +124,8 @@ def class_errors(run: RunLike) -> dict[str, float]:
     """Each fitted map's relative update error outside its own sample, median over layers."""
     rows = fitted_rows(run.summary())
     judged = judged_protocol(sort_protocols(set(rows["protocol"].astype(str))))
-    rows = rows[
-        (rows["protocol"] == judged) & rows["map"].astype(str).map(lambda m: class_rank(m)[0] < len(CLASS_ORDER))
-    ]
+    ranked = [name for name in rows["map"].astype(str).unique() if class_rank(name)[0] < len(CLASS_ORDER)]
+    rows = rows[(rows["protocol"] == judged) & rows["map"].isin(ranked)]
     medians = rows.groupby("map", observed=True)[ERROR].median().dropna()
     return {str(name): float(value) for name, value in medians.items()}
 

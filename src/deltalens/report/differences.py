@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from deltalens.core.association import ClusterBootstrap
 from deltalens.report.comparability import same_tokens
+from deltalens.report.logic import middle
 from deltalens.report.protocol import RunLike, judged_protocol, model_facts, sort_protocols
 
 MEASURES = (
@@ -65,7 +66,8 @@ def run_differences(first: RunLike, second: RunLike, index: int) -> list[Differe
         for key in [k[1:] for k in keyed[0] if k[0] == layer and (other, *k[1:]) in keyed[1]]:
             rows = keyed[0][(layer, *key)], keyed[1][(other, *key)]
             known = {m: paired.get((layer, *key, m)) for m in MEASURES}
-            out += [Difference(index, layer, other, *key, *figures) for figures in row_differences(*rows, known)]
+            place = (index, layer, other, *key)
+            out += [d for m in MEASURES if (d := row_difference(place, *rows, m, known[m])) is not None]
     return out
 
 
@@ -73,19 +75,19 @@ def _by_key(summary: pd.DataFrame) -> dict[tuple[int, str, str, str], pd.Series]
     return {(int(r["layer"]), str(r["map"]), str(r["fit"]), str(r["protocol"])): r for _, r in summary.iterrows()}
 
 
-def row_differences(
-    first: pd.Series, second: pd.Series, paired: dict[str, Figures | None]
-) -> list[tuple[str, float, float, float, float, float, bool]]:
-    """Measure, both values, difference, interval and whether it is paired, for each measure that both rows hold."""
-    out = []
-    for measure in MEASURES:
-        a, b = float(first.get(measure, np.nan)), float(second.get(measure, np.nan))
-        if np.isnan(a) or np.isnan(b):
-            continue
-        known = paired[measure]
-        gap, low, high = known or (b - a, *independent_interval(first, second, measure))
-        out.append((measure, a, b, gap, low, high, known is not None))
-    return out
+def row_difference(
+    place: tuple[int, int, int, str, str, str],
+    first: pd.Series,
+    second: pd.Series,
+    measure: str,
+    paired: Figures | None,
+) -> Difference | None:
+    """The difference of one measure between two summary rows; None if one of them lacks it."""
+    a, b = float(first.get(measure, np.nan)), float(second.get(measure, np.nan))
+    if np.isnan(a) or np.isnan(b):
+        return None
+    gap, low, high = paired or (b - a, *independent_interval(first, second, measure))
+    return Difference(*place, measure, a, b, gap, low, high, paired is not None)
 
 
 def matched_layers(first: RunLike, second: RunLike) -> list[tuple[int, int]]:
@@ -95,7 +97,8 @@ def matched_layers(first: RunLike, second: RunLike) -> list[tuple[int, int]]:
         int(model_facts(run).get("layers") or max(own) + 1) for run, own in zip((first, second), layers, strict=True)
     ]
     depths = [[(layer + 0.5) / count for layer in own] for own, count in zip(layers, counts, strict=True)]
-    nearest = [int(np.argmin(np.abs(np.array(depths[1]) - depth))) for depth in depths[0]]
+    # Rounded, so that of two layers at equal distance the shallower is taken.
+    nearest = [int(np.argmin(np.abs(np.array(depths[1]) - depth).round(9))) for depth in depths[0]]
     return [(layer, layers[1][at]) for layer, at in zip(layers[0], nearest, strict=True)]
 
 
@@ -140,7 +143,7 @@ def _paired_differences(
 def _paired(bootstrap: ClusterBootstrap, differences: NDArray[np.float64]) -> Figures | None:
     if np.isnan(differences).all():
         return None
-    return float(np.nanmedian(differences)), *bootstrap.median(differences)
+    return middle(differences), *bootstrap.median(differences)
 
 
 def _clusters(tokens: pd.DataFrame) -> NDArray[np.int64]:

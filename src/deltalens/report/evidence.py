@@ -17,6 +17,7 @@ from deltalens.report.logic import (
     either,
     holm,
     in_share,
+    middle,
     middle_of,
     number,
     typical,
@@ -219,8 +220,10 @@ def judge_depth(best: BestRows) -> Judgement:
     if best.judged is None or len(best.layers) < 6:
         return Judgement("not measured", f"{len(best.layers)} layers measured; the rule needs 6, not only in sample.")
     thirds = np.array_split(np.arange(len(best.layers)), 3)
-    error = [float(np.nanmedian(best.held(ERROR)[t])) for t in thirds]
-    cosine = [float(np.nanmedian(best.held("cos_full_tokenwise")[t])) for t in thirds]
+    error = [middle(best.held(ERROR)[t]) for t in thirds]
+    cosine = [middle(best.held("cos_full_tokenwise")[t]) for t in thirds]
+    if not np.isfinite(error + cosine).all():
+        return Judgement("not measured", f"{best.named}: a third of the layers has no alignment or no error.")
     comparisons = (error[1] > error[0], error[1] > error[2], cosine[1] < cosine[0], cosine[1] < cosine[2])
     verdict: Verdict = {4: "supported", 3: "partly"}.get(sum(comparisons), "not supported")  # type: ignore[assignment]
     text = (
@@ -241,14 +244,14 @@ def judge_regimes(summary: pd.DataFrame) -> Judgement:
     linear = _class_rows(held, ("linear", "low_rank"), best.layers)
     small = _class_rows(held, ("mlp",), best.layers)
     error = best.held(ERROR)
-    easy = error < np.nanmedian(error)
+    easy = error < middle(error)
     if linear is None or not easy.any():
         return Judgement("not measured", "The rule needs `linear` or `low_rank` and two layers.")
     spearman = values_of(linear, "spearman_lo", len(error))[easy]
-    keeps = bool(np.nanmedian(spearman) >= 0.7) if np.isfinite(spearman).any() else None
+    keeps = bool(middle(spearman) >= 0.7) if np.isfinite(spearman).any() else None
     gain = (values_of(small, "spearman", len(error)) - values_of(linear, "spearman", len(error)))[~easy]
     saved = (values_of(linear, ERROR, len(error)) - values_of(small, ERROR, len(error)))[~easy]
-    recovers = bool(np.nanmedian(gain) > 0 and np.nanmedian(saved) > 0) if np.isfinite(gain + saved).any() else None
+    recovers = bool(middle(gain) > 0 and middle(saved) > 0) if np.isfinite(gain + saved).any() else None
     verdict: Verdict
     if keeps is None or (recovers is None and not keeps):
         verdict = "not measured"
@@ -258,15 +261,15 @@ def judge_regimes(summary: pd.DataFrame) -> Judgement:
     compared = f"{_signed(gain)} in Spearman, {_signed(-saved)} in error" if recovers is not None else "not measured"
     text = (
         f"{best.named}: in the {int(easy.sum())} layers of lower error linear or low-rank Spearman "
-        f"{number(float(np.nanmedian(low)))}; in the other {int((~easy).sum())} the small network against it: "
+        f"{number(middle(low))}; in the other {int((~easy).sum())} the small network against it: "
         f"{compared} (medians over layers)."
     )
     return Judgement(verdict, text)
 
 
 def _signed(values: Values) -> str:
-    middle = float(np.nanmedian(values))
-    return ("+" if middle >= 0 else "−") + number(abs(middle))
+    value = middle(values)
+    return ("+" if value >= 0 else "") + number(value)
 
 
 def _class_rows(held: pd.DataFrame, families: tuple[str, ...], layers: tuple[int, ...]) -> pd.DataFrame | None:

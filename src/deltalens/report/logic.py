@@ -77,6 +77,12 @@ def holm(values: Values, low: Values, threshold: float) -> Values:
     return truth(adjusted <= ONE_SIDED, adjusted)
 
 
+def middle(values: Values) -> float:
+    """The median of the defined values, NaN if there are none."""
+    kept = values[np.isfinite(values)]
+    return float(np.median(kept)) if len(kept) else math.nan
+
+
 def number(value: float) -> str:
     """A figure with the digits a reader needs."""
     if not math.isfinite(value):
@@ -100,8 +106,7 @@ def typical(rows: pd.DataFrame | None, column: str, length: int) -> str:
     values = values_of(rows, column, length)
     if not np.isfinite(values).any():
         return "–"
-    middle = float(np.nanmedian(values))
-    at = int(np.nanargmin(np.abs(values - middle)))
+    at = int(np.nanargmin(np.abs(values - middle(values))))
     low, high = (values_of(rows, column + suffix, length)[at] for suffix in ("_lo", "_hi"))
     interval = f" [{number(low)}, {number(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
     return number(float(values[at])) + interval
@@ -109,5 +114,5 @@ def typical(rows: pd.DataFrame | None, column: str, length: int) -> str:
 
 def middle_of(rows: pd.DataFrame | None, column: str, length: int) -> str:
     """The median over layers of a figure without interval."""
-    values = values_of(rows, column, length)
-    return number(float(np.nanmedian(values))) if np.isfinite(values).any() else "not measured"
+    value = middle(values_of(rows, column, length))
+    return number(value) if math.isfinite(value) else "not measured"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scale = Literal["linear", "log"]
+UNIT, SIGNED, RIGHT_ANGLE, CORRELATION = (0.0, 1.0), (-1.0, 1.0), (0.0, 90.0), (-0.2, 1.0)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Measure:
 
 SUMMARY_MEASURES: tuple[Measure, ...] = (
     Measure(
-        "cos_full_tokenwise", "Alignment", "|cos| of the full and the tokenwise update", "", "linear", (0, 1), "main"
+        "cos_full_tokenwise", "Alignment", "|cos| of the full and the tokenwise update", "", "linear", UNIT, "main"
     ),
     Measure(
         "relative_update_error",
@@ -39,7 +40,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "share of tokens whose residual is over 60° from Δ_tok",
         "",
         "linear",
-        (0, 1),
+        UNIT,
         "main",
     ),
     Measure(
@@ -48,7 +49,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "|cos| of the residual and the tokenwise update",
         "",
         "linear",
-        (0, 1),
+        UNIT,
         "main",
     ),
     Measure(
@@ -57,7 +58,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "share of ‖Δ_full‖² in the dominant tokenwise subspace",
         "",
         "linear",
-        (0, 1),
+        UNIT,
         "main",
     ),
     Measure(
@@ -66,7 +67,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "share of ‖r‖² in the dominant tokenwise subspace",
         "",
         "linear",
-        (0, 1),
+        UNIT,
         "main",
     ),
     Measure(
@@ -84,7 +85,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "Spearman of relative error with single-position KL",
         "ρ",
         "linear",
-        (-0.2, 1),
+        CORRELATION,
         "main",
         0.7,
     ),
@@ -118,18 +119,18 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "Spearman of relative error with kl_all",
         "ρ",
         "linear",
-        (-0.2, 1),
+        CORRELATION,
         "more",
         0.7,
     ),
-    Measure("spearman_partial", "Partial Spearman", "given update norm and state norm", "ρ", "linear", (-0.2, 1)),
+    Measure("spearman_partial", "Partial Spearman", "given update norm and state norm", "ρ", "linear", CORRELATION),
     Measure(
         "spearman_random",
         "Spearman of the random control",
         "relative error with the random control's KL",
         "ρ",
         "linear",
-        (-0.2, 1),
+        CORRELATION,
     ),
     Measure(
         "kl_ratio_shuffled",
@@ -147,18 +148,18 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "between residual and tokenwise update",
         "°",
         "linear",
-        (0, 90),
+        RIGHT_ANGLE,
         "more",
         60.0,
     ),
-    Measure("angle_full_tokenwise", "Update's angle", "between full and tokenwise update", "°", "linear", (0, 90)),
+    Measure("angle_full_tokenwise", "Update's angle", "between full and tokenwise update", "°", "linear", RIGHT_ANGLE),
     Measure(
         "proj_tokenwise",
         "Projection of the tokenwise update",
         "share of ‖Δ_tok‖² in its dominant subspace",
         "",
         "linear",
-        (0, 1),
+        UNIT,
     ),
     Measure("kl_single_random", "Random control", "KL of a random vector of the residual's norm", "nats", "log"),
     Measure("kl_single_shuffled", "Shuffled control", "KL of another token's residual direction", "nats", "log"),
@@ -212,7 +213,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "cos of the full and the tokenwise update",
         "",
         "linear",
-        (-1, 1),
+        SIGNED,
     ),
     Measure(
         "cos_residual_tokenwise_signed",
@@ -220,7 +221,7 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
         "cos of the residual and the tokenwise update",
         "",
         "linear",
-        (-1, 1),
+        SIGNED,
     ),
     Measure("subspace_rank", "Subspace rank", "columns of the dominant subspace"),
     Measure("distinct_neighbors", "Distinct neighbours", "after merging equal inputs"),
@@ -230,14 +231,14 @@ SUMMARY_MEASURES: tuple[Measure, ...] = (
 TOKEN_MEASURES: tuple[Measure, ...] = (
     Measure("relative_update_error", "residual size", "‖r‖ / ‖Δ_full‖", "", "log"),
     Measure("kl_single", "effect (KL)", "KL(P_orig ‖ P_patched), this position replaced", "nats", "log"),
-    Measure("angle_residual_tokenwise", "residual's angle", "between r and Δ_tok", "°", "linear", (0, 90)),
+    Measure("angle_residual_tokenwise", "residual's angle", "between r and Δ_tok", "°", "linear", RIGHT_ANGLE),
     Measure("kl_single_random", "random control", "KL of a random vector of equal norm", "nats", "log"),
     Measure("relative_error", "relative error", "‖r‖ / ‖y‖", "", "log"),
     Measure("cos_full_tokenwise", "alignment", "|cos(Δ_full, Δ_tok)|", "", "linear"),
-    Measure("proj_residual", "residual's projection", "‖Vᵀr‖² / ‖r‖²", "", "linear", (0, 1)),
+    Measure("proj_residual", "residual's projection", "‖Vᵀr‖² / ‖r‖²", "", "linear", UNIT),
     Measure("kl_single_shuffled", "shuffled control", "KL of another token's residual direction", "nats", "log"),
     Measure("kl_all", "effect, all positions", "KL when all positions are replaced", "nats", "log"),
-    Measure("proj_full", "update's projection", "‖VᵀΔ_full‖² / ‖Δ_full‖²", "", "linear", (0, 1)),
+    Measure("proj_full", "update's projection", "‖VᵀΔ_full‖² / ‖Δ_full‖²", "", "linear", UNIT),
     Measure("kl_residual_only", "effect of x + r", "KL when the tokenwise part is dropped", "nats", "log"),
 )
 

@@ -1,13 +1,14 @@
 """What the report needs of a run: a folder, a manifest and two tables."""
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
 
 PROTOCOL_ORDER = ("held_out", "leave_one_out", "in_sample")
 
 
+@runtime_checkable
 class RunLike(Protocol):
     """A finished run folder, opened for reading."""
 
