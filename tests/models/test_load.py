@@ -103,6 +103,11 @@ def _no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def _pickled_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    _no_weights(folder)
+
+
 def _cut_weights(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
@@ -143,7 +148,8 @@ def _unknown_type(folder: Path) -> None:
     [
         (_no_config, "no config.json"),
         (_broken_config, "can't be read"),
-        (_no_weights, "can't be read"),
+        (_no_weights, "has no weights"),
+        (_pickled_weights, "only pickled weights"),
         (_cut_weights, "can't be read"),
         (_nan_weight, "layers.2.mlp.up_proj.weight holds NaN"),
         (_missing_weight, "lacks 1 of its weights, such as model.layers.2.mlp.up_proj.weight"),

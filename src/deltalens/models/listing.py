@@ -54,8 +54,9 @@ def models_table() -> Any:
     """Return everything that can be named, as tables for the terminal (a rich renderable)."""
     from rich.console import Group
 
+    refused = [f"{row.model_type} is refused: {row.refused}." for row in ARCHITECTURES.values() if row.refused]
     rest = "Any other type is found by its forward pass, and accepted if the checks hold: deltalens doctor MODEL"
-    return Group(_ready_models(), "", _architectures(), "", rest)
+    return Group(_ready_models(), "", _architectures(), "", *refused, "", rest)
 
 
 def _ready_models() -> Any:
@@ -81,10 +82,7 @@ def _architectures() -> Any:
     table = Table("model type", "blocks", "single positions", "verified on transformers", box=None)
     table.title, table.title_justify = "Architectures", "left"
     found = verifications()
-    for row in ARCHITECTURES.values():
-        if row.refused:
-            table.add_row(row.model_type, "-", "-", f"refused: {row.refused}")
-            continue
+    for row in (row for row in ARCHITECTURES.values() if not row.refused):
         mine = [v for v in found if v.model_type == row.model_type]
         versions = ", ".join(dict.fromkeys(v.transformers for v in mine if v.holds)) or "not yet"
         schemes = ", ".join(dict.fromkeys(v.scheme for v in mine))

@@ -52,6 +52,10 @@ def read_folder(
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"The folder {folder} has no config.json; give one written by save_pretrained.")
+    if not any(folder.glob("*.safetensors")):
+        pickled = next((path.name for path in sorted(folder.glob("*.bin"))), None)
+        found = f"only pickled weights ({pickled}), which aren't read" if pickled else "no weights"
+        raise ModelError(f"The folder {folder} has {found}; save them as safetensors with save_pretrained.")
     hf = _read_weights(str(folder), dtype, trust_remote_code=trusted, spread=spread, local_files_only=True)
     return Loaded(hf, _read_tokenizer(tokenizer_folder or folder, trusted))
 
@@ -101,7 +105,12 @@ def _read_weights(name: str, dtype: torch.dtype | None, *, spread: bool, **where
     placement = {"device_map": "auto"} if spread else {}
     with _one_line(f"The model {name} can't be read"), quiet():
         hf, report = AutoModelForCausalLM.from_pretrained(
-            name, dtype="auto" if dtype is None else dtype, output_loading_info=True, **placement, **where
+            name,
+            dtype="auto" if dtype is None else dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **placement,
+            **where,
         )
     absent = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
     if absent:
