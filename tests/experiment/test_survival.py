@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,62 @@ def spoil(path: Path, harm: str) -> None:
         path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     else:
         path.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1.5 MB, too small for the run's states."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(mount)], capture_output=True, check=False
+    )
+    if made.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_a_disk_that_fills_up_stops_in_one_line_and_resume_goes_on(
+    run: dl.Run, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small_disk / "ballast").write_bytes(bytes(900_000))
+    monkeypatch.setattr("deltalens.experiment.plan._check_disk", lambda plan: None)  # it fills up later, not before
+    with pytest.raises(dl.StoreError, match="No space left") as caught:
+        dl.run("tiny-gpt2", out=small_disk / "r", **SMALL)
+    assert "\n" not in str(caught.value)
+    assert not [path for path in small_disk.rglob(".writing-*")]
+    (small_disk / "ballast").unlink()
+    subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
+    resumed = dl.run("tiny-gpt2", out=small_disk / "r", resume=True, **SMALL)
+    pd.testing.assert_frame_equal(run.tokens(), resumed.tokens(), check_exact=True)
+
+
+def test_a_disk_that_is_too_small_from_the_start_is_said_before_the_run(small_disk: Path) -> None:
+    with pytest.raises(dl.StoreError, match="GB are free"):
+        dl.run("tiny-gpt2", out=small_disk / "r", **(SMALL | {"tokens": 2048, "pool_tokens": 4096}))
+    assert not list(small_disk.iterdir())
+
+
+def test_memory_does_not_grow_with_layers() -> None:
+    """Peak resident memory of a run in a process of its own: one layer against all six."""
+    program = (
+        "import resource, sys, tempfile, torch, deltalens as dl; torch.set_num_threads(1);"
+        "dl.run('tiny-gpt2', layers=sys.argv[1], out=tempfile.mkdtemp() + '/r', maps='mean,diagonal', tokens=512,"
+        "pool_tokens=1024, resamples=100); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", program, layers], capture_output=True, text=True, check=True).stdout)
+        for layers in ("2", "0:6")
+    ]
+    assert peaks[1] <= 1.1 * peaks[0]
+
+
+def test_non_finite_weights_are_located(tmp_path: Path) -> None:
+    model = dl.load("tiny-gpt2")
+    with torch.no_grad():
+        model.hf.transformer.h[3].mlp.c_fc.bias[0] = torch.nan
+    with pytest.raises(dl.ModelError) as caught:
+        dl.run(model, out=tmp_path / "r", **SMALL)
+    assert "\n" not in str(caught.value)
+    assert "3" in str(caught.value)

@@ -19,7 +19,7 @@ from deltalens.models import Check, Model, Parity, capture, check_needed, truste
 
 RERUN = "rerun"
 _GATE_WINDOWS = 2
-_GATE_POSITIONS = 6
+_GATE_POSITIONS = 4
 
 #: Largest error of rounding to nearest, relative to the value; its rms is this over sqrt(3).
 _HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
