@@ -120,7 +120,7 @@ def test_a_disk_that_fills_up_stops_in_one_line_and_resume_goes_on(
     with pytest.raises(dl.StoreError, match="No space left") as caught:
         dl.run("tiny-gpt2", out=small_disk / "r", **SMALL)
     assert "\n" not in str(caught.value)
-    assert not [path for path in small_disk.rglob(".writing-*")]
+    assert not list(small_disk.rglob(".writing-*"))
     (small_disk / "ballast").unlink()
     subprocess.run(["mount", "-o", "remount,size=20m", str(small_disk)], check=True)
     resumed = dl.run("tiny-gpt2", out=small_disk / "r", resume=True, **SMALL)
