@@ -2,7 +2,11 @@
 
 
 class DeltalensError(Exception):
-    """The parent of every error that deltalens raises on purpose."""
+    """The parent of every error that deltalens raises on purpose; its message is one printable line."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
 class InputError(DeltalensError, ValueError):

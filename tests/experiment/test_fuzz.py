@@ -120,7 +120,7 @@ flags = st.sampled_from(
 
 
 @given(st.lists(words | flags, max_size=5))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_arguments_end_in_an_exit_code_and_at_most_one_line(arguments: list[str]) -> None:
     # Layers that no model has: a well-formed line stops there, before any long work.
     err = io.StringIO()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -68,7 +67,7 @@ class FunctionalMeter:
     _open: dict[int, InterventionSession] = field(default_factory=dict)
     _open_bytes: int = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "FunctionalMeter":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -108,7 +108,7 @@ class RunSpec(BaseModel):
         return _without_repeats(value, "the list")
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> "RunSpec":
         if self.fit == "global" and "leave_one_out" in self.protocol:
             raise ValueError("fit 'global' has no leave_one_out: one map serves all anchors; use held_out or in_sample")
         if self.text and self.dataset:

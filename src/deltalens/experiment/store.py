@@ -184,22 +184,30 @@ class StoredRun:
         return self._read_optional("pool")
 
     def _read_optional(self, name: str) -> pd.DataFrame:
-        return self._read(name) if _TABLES[name] in self.manifest.get("tables", {}) else pd.DataFrame()
+        return self._read(name) if _TABLES[name] in self._tables else pd.DataFrame()
 
     def _read(self, name: str, filters: list[tuple[str, str, Any]] | None = None) -> pd.DataFrame:
         path = self.folder / _TABLES[name]
         self._verify(path)
-        return pd.read_parquet(path, filters=filters)
+        try:
+            return pd.read_parquet(path, filters=filters)
+        except (OSError, ValueError, KeyError) as error:
+            raise StoreError(f"{path} can't be read as a table of a run ({type(error).__name__})") from None
 
     def _verify(self, path: Path) -> None:
         if path.name in self._verified:
             return
-        recorded = self.manifest.get("tables", {}).get(path.name)
+        recorded = self._tables.get(path.name)
         if recorded is None or not path.is_file() or path.is_symlink() or file_identity(path) != recorded:
             raise StoreError(
                 f"{path} isn't what the run wrote; repair it with: deltalens run --resume --out {self.folder}"
             )
         self._verified.add(path.name)
+
+    @property
+    def _tables(self) -> dict[str, Any]:
+        tables = self.manifest.get("tables")
+        return tables if isinstance(tables, dict) else {}
 
     @cached_property
     def _verified(self) -> set[str]:

@@ -62,9 +62,9 @@ def cache_folder() -> Path:
     """Return where fetched models are kept: `$DELTALENS_CACHE`, `$XDG_CACHE_HOME/deltalens` or `~/.cache/deltalens`."""
     own = os.environ.get("DELTALENS_CACHE")
     if own:
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "deltalens"
+    return (Path(os.path.expanduser(shared)) if shared else Path.home() / ".cache") / "deltalens"
 
 
 def fetch(named: NamedModel) -> Path:

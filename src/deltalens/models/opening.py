@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def _read(
 ) -> tuple[Loaded, str, Source]:
     if not isinstance(name, (str, Path)):
         return _in_memory(name, dtype, tokenizer), _label_of(name), "object"
-    text, path, spread = str(name), Path(name).expanduser(), str(device) == "auto"
+    text, path, spread = str(name), Path(os.path.expanduser(name)), str(device) == "auto"
     if text in builtin_models():
         folder, plain = BUILTIN_FOLDER / text, dtype or torch.float32
         return read_folder(folder, plain, spread=spread, tokenizer_folder=TOKENIZER_FOLDER), text, "built-in"
