@@ -92,6 +92,7 @@ def decompose(
     inputs, outputs = _as_tensor("x", x), _as_tensor("y", y)
     pool_inputs, pool_outputs = _pool(inputs, outputs, pool, protocol, fit)
     chosen = parse_map(map) if isinstance(map, str) else map
+    _require_layer(inputs, outputs, pool_inputs, pool_outputs, fit, ridge, subspace)
     neighborhoods = None
     if fit == "local":
         own = torch.arange(inputs.shape[0], device=inputs.device).unsqueeze(1)
@@ -163,7 +164,9 @@ def decompose_layer(
         >>> found.degrees_of_freedom.tolist()
         [1.0, 1.0, 1.0]
     """
-    _require_layer(x, y, pool_x, pool_y, neighborhoods, fit, ridge, subspace)
+    _require_layer(x, y, pool_x, pool_y, fit, ridge, subspace)
+    if (neighborhoods is None) != (fit == "global"):
+        raise InputError("a local fit needs neighborhoods and a global fit takes none; pass neighborhoods accordingly")
     dtype = working_dtype(x, y, pool_x, pool_y)
     x, y, pool_x, pool_y = (states.detach().to(dtype) for states in (x, y, pool_x, pool_y))
     scale = _power_of_two(x, y, pool_x, pool_y)
@@ -330,7 +333,6 @@ def _require_layer(
     y: Tensor,
     pool_x: Tensor,
     pool_y: Tensor,
-    neighborhoods: Neighborhoods | None,
     fit: str,
     ridge: float,
     subspace: int,
@@ -344,8 +346,6 @@ def _require_layer(
         raise InputError(f"subspace must be at least 1 column, but {subspace} was given")
     if fit not in ("local", "global"):
         raise InputError(f"fit {fit!r} is unknown; use 'local' or 'global'")
-    if (neighborhoods is None) != (fit == "global"):
-        raise InputError("a local fit needs neighborhoods and a global fit takes none; pass neighborhoods accordingly")
     if pool_x.shape[0] == 0:
         raise InputError("the pool is empty; give it more text")
 

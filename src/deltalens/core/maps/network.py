@@ -1,7 +1,7 @@
 """Batches of one-hidden-layer networks, trained together by Adam with gradients written out."""
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -56,12 +56,15 @@ def train_networks(
     scale = torch.where(mean_square > 0, mean_square.sqrt(), 1.0).to(features.dtype)
     network = _initial(features, centered_updates.shape[2], rank, hidden, seed, scale)
     targets = centered_updates / scale
-    weights = [network.first, network.first_bias, network.second, network.second_bias]
-    optimizer = torch.optim.Adam(weights, lr=LEARNING_RATE, fused=True)
-    for weight in weights:
-        weight.grad = torch.empty_like(weight)
+    # Adam's weight decay is the gradient of the penalty, which leaves the first bias out.
+    groups: list[dict[str, Any]] = [
+        {"params": [network.first, network.second, network.second_bias], "weight_decay": 2 * ridge},
+        {"params": [network.first_bias]},
+    ]
+    optimizer = torch.optim.Adam(groups, lr=LEARNING_RATE, fused=True)
+    gradients = Gradients.of(network, targets)
     for _ in range(STEPS):
-        _write_gradients(network, features, targets, ridge)
+        gradients.write(network, features, targets)
         optimizer.step()
     return network
 
@@ -76,19 +79,34 @@ def _initial(features: Tensor, width: int, rank: Tensor, hidden: int, seed: int,
     return Network(first.to(features.dtype), zeros(b, 1, hidden), zeros(b, hidden, width), zeros(b, 1, width), scale)
 
 
-def _write_gradients(network: Network, features: Tensor, targets: Tensor, ridge: float) -> None:
-    share = 2 / features.shape[1]
-    inner = torch.baddbmm(network.first_bias, features, network.first)
-    cumulative = torch.special.ndtr(inner)
-    active = inner * cumulative
-    error = torch.baddbmm(targets, active, network.second, beta=-1).add_(network.second_bias)
-    torch.baddbmm(network.second, active.mT, error, beta=2 * ridge, alpha=share, out=network.second.grad)
-    # Targets sum to zero; leaving them out of the sum keeps rounding from becoming Adam's first step.
-    mean_active = active.mean(1, keepdim=True)
-    torch.baddbmm(
-        network.second_bias, mean_active, network.second, beta=2 * (1 + ridge), alpha=2, out=network.second_bias.grad
-    )
-    slope = cumulative + inner * torch.exp(-inner.square() / 2) / math.sqrt(2 * math.pi)
-    inner_gradient = torch.bmm(error, network.second.mT).mul_(slope).mul_(share)
-    torch.baddbmm(network.first, features.mT, inner_gradient, beta=2 * ridge, out=network.first.grad)
-    torch.sum(inner_gradient, 1, keepdim=True, out=network.first_bias.grad)
+@dataclass(frozen=True)
+class Gradients:
+    """Room for a batch's errors and activations, so that steps allocate nothing large."""
+
+    error: Float[Tensor, "b k d"]
+    inner: Float[Tensor, "b k h"]
+    inner_error: Float[Tensor, "b k h"]
+
+    @staticmethod
+    def of(network: Network, targets: Float[Tensor, "b k d"]) -> "Gradients":
+        """Room for a batch, with every weight's gradient in place."""
+        for weight in (network.first, network.first_bias, network.second, network.second_bias):
+            weight.grad = torch.empty_like(weight)
+        b, k, _ = targets.shape
+        hidden = network.first.shape[2]
+        return Gradients(torch.empty_like(targets), targets.new_empty(b, k, hidden), targets.new_empty(b, k, hidden))
+
+    def write(self, network: Network, features: Float[Tensor, "b k q"], targets: Float[Tensor, "b k d"]) -> None:
+        """Write the gradients of the mean squared error into the weights' ``grad``."""
+        share = 2 / features.shape[1]
+        torch.bmm(features, network.first, out=self.inner).add_(network.first_bias)
+        active = torch.nn.functional.gelu(self.inner)
+        torch.bmm(active, network.second, out=self.error).add_(network.second_bias).sub_(targets)
+        torch.bmm(self.error, network.second.mT, out=self.inner_error)
+        # Targets sum to zero; leaving them out of the sum keeps rounding from becoming Adam's first step.
+        mean_active = active.mean(1, keepdim=True)
+        torch.bmm(mean_active, network.second, out=network.second_bias.grad).add_(network.second_bias).mul_(2)
+        torch.bmm(active.mul_(share).mT, self.error, out=network.second.grad)
+        inner_gradient = torch.ops.aten.gelu_backward(self.inner_error.mul_(share), self.inner)
+        torch.bmm(features.mT, inner_gradient, out=network.first.grad)
+        torch.sum(inner_gradient, 1, keepdim=True, out=network.first_bias.grad)

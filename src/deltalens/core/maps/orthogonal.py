@@ -39,20 +39,28 @@ class OrthogonalFit:
     scaled: bool
 
     @cached_property
-    def _basis(self) -> Float[Tensor, "b d q"] | None:
+    def _span(self) -> "Span | None":
         problem = self.problem
         if 2 * problem.count >= problem.width:
             return None
-        return span_basis(torch.cat([problem.inputs, problem.updates], 1).double(), problem.dtype)
+        return span_of(torch.cat([problem.inputs, problem.updates], 1).double(), problem.dtype)
 
-    def _inside(self, rows: Tensor) -> Tensor:
-        wide = rows.double()
+    @property
+    def _basis(self) -> Float[Tensor, "b d q"] | None:
+        return None if self._span is None else self._span.basis
+
+    def _inside(self, points: Tensor) -> Tensor:
+        wide = points.double()
         return wide if self._basis is None else wide @ self._basis
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
-        inputs = self._inside(self.problem.inputs)
-        return inputs, self._inside(self.problem.updates) + inputs
+        """The rows' inputs and outputs inside the span."""
+        if self._span is None:
+            inputs, updates = self.problem.inputs.double(), self.problem.updates.double()
+        else:
+            inputs, updates = self._span.coordinates.chunk(2, 1)
+        return inputs, inputs + updates
 
     @cached_property
     def _some(self) -> Bool[Tensor, " b"]:
@@ -114,8 +122,16 @@ class OrthogonalFit:
         return torch.where(self._some, freedom / problem.width, 0.0).to(problem.dtype)
 
 
-def span_basis(rows: Float[Tensor, "b s d"], dtype: torch.dtype) -> Float[Tensor, "b d s"]:
-    """Orthonormal columns whose span holds every row.
+@dataclass(frozen=True)
+class Span:
+    """Orthonormal columns whose span holds every row, and the rows' coordinates in them."""
+
+    basis: Float[Tensor, "b d s"]
+    coordinates: Float[Tensor, "b s s"]
+
+
+def span_of(rows: Float[Tensor, "b s d"], dtype: torch.dtype) -> Span:
+    """The span of float64 rows, s at most d.
 
     By the Cholesky factor of the rows' Gram matrix where that is as exact as ``dtype``, else by Householder's QR, which
     completes rank-deficient rows by harmless orthogonal directions.
@@ -124,10 +140,8 @@ def span_basis(rows: Float[Tensor, "b s d"], dtype: torch.dtype) -> Float[Tensor
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
     loss = torch.finfo(torch.float64).eps * (diagonal.amax(1) / diagonal.amin(1)).square() * rows.shape[1]
     poor = (failed > 0) | ~(loss <= torch.finfo(dtype).eps)
-    if bool(poor.all()):
-        whole: Tensor = torch.linalg.qr(rows.mT).Q
-        return whole
     basis: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False).mT
     if bool(poor.any()):
-        basis[poor] = torch.linalg.qr(rows[poor].mT).Q
-    return basis
+        exact, triangle = torch.linalg.qr(rows[poor].mT)
+        basis[poor], factor[poor] = exact, triangle.mT
+    return Span(basis, factor)

@@ -113,17 +113,15 @@ class FitProblem:
 
     def centered(self) -> "FitProblem":
         """The same fits with each one's mean input and mean update subtracted, from rows and anchors."""
-        inputs, updates = self.inputs.double(), self.updates.double()
-        middle = inputs.mean(1, keepdim=True)
-        apart = inputs - middle
+        middle = self.inputs.mean(1, keepdim=True)
+        apart = self.inputs - middle
         # Equal rows leave their own rounding, which no ridge relative to it could tell from a spread.
-        rounding = (8 * torch.finfo(torch.float64).eps) ** 2 * self.energy
-        spread = apart.square().sum((1, 2)) > rounding
-        x = torch.where(spread.view(-1, 1, 1), apart, 0.0).to(self.dtype)
-        d = (updates - updates.mean(1, keepdim=True)).to(self.dtype)
+        rounding = (8 * torch.finfo(self.dtype).eps) ** 2 * self.energy
+        spread = torch.linalg.vector_norm(apart, dim=(1, 2)).double().square() > rounding
+        x = apart * spread.view(-1, 1, 1)
+        d = self.updates - self.updates.mean(1, keepdim=True)
         rows = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(x.shape[0], x.shape[1])
-        anchors = (self.anchors.double() - middle).to(self.dtype)
-        return replace(self, anchors=anchors, table=Table(x.flatten(0, 1), d.flatten(0, 1)), rows=rows)
+        return replace(self, anchors=self.anchors - middle, table=Table(x.flatten(0, 1), d.flatten(0, 1)), rows=rows)
 
 
 @runtime_checkable
