@@ -129,3 +129,30 @@ def test_a_right_scheme_is_trusted_without_a_warning(caplog: pytest.LogCaptureFi
     assert parity.layers == (0, 3)
     assert parity.positions == 3
     assert not caplog.records
+
+
+def test_blocks_that_must_not_be_skipped_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = fresh("llama", 17), windows(2, 17)
+    states = other_states(model, ids, 1)
+    handed_on: list[torch.Tensor] = []
+
+    def later_block(module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return output + handed_on.pop() if handed_on else output
+
+    def first_block(module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        handed_on.append(0.1 * output[..., :1])
+
+    handles = [
+        model.blocks[0].mlp.register_forward_hook(first_block),
+        model.blocks[3].register_forward_hook(later_block),
+    ]
+    try:
+        result = intervene(model, ids, layer=1, states=states)
+        together = intervene(model, ids, layer=1, states=states, scope="all")
+        expected = everything(model, ids, 1, states)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert result.path == "rerun"
+    torch.testing.assert_close(result.logits, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together.logits[:, 0], expected[:, 0], rtol=1e-5, atol=1e-5)

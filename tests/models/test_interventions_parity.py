@@ -4,7 +4,7 @@ import pytest
 import torch
 from intervention_models import FAMILIES, OTHER_SCHEMES, family_model, windows
 
-from deltalens.models import check_parity, choose_scheme
+from deltalens.models import builtin_models, check_parity, choose_scheme, load
 
 HALF = ("llama", "gpt2", "gemma2", "bloom", "mamba", "jamba", "rwkv", "recurrent_gemma")
 LONG = ("gpt2", "gpt_neox", "llama", "gemma2", "mistral", "qwen2", "bloom", "mpt", "gpt_neo", "mamba", "mamba2",
@@ -90,3 +90,14 @@ def test_kernels_that_take_no_mask_are_rerun(monkeypatch: pytest.MonkeyPatch) ->
     model = family_model("llama")
     monkeypatch.setattr(model.hf.config, "_attn_implementation", "flash_attention_2")
     assert choose_scheme(model) == "rerun"
+
+
+@pytest.mark.parametrize("name", sorted(builtin_models()))
+def test_built_in_models_are_served_exactly(name: str) -> None:
+    model = load(name)
+    ids = torch.randint(3, model.vocabulary, (2, 128), generator=torch.Generator().manual_seed(0))
+    parity = check_parity(
+        model, ids, layers=[0, model.n_layers - 2], positions=sampled(2, 128), scheme=choose_scheme(model)
+    )
+    assert parity.scheme == ("state_bank" if "mamba" in name else "cached_keys")
+    assert parity.max_relative_difference <= 1e-4

@@ -7,6 +7,7 @@ states only and keeps the rest.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -271,8 +272,13 @@ def replaced_forward(module: nn.Module, forward: Callable[..., object]) -> Itera
 
 def call_arguments(block: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
     """Return a block call's arguments by name, positional ones named by the class's signature."""
-    names = [name for name in inspect.signature(type(block).forward).parameters if name != "self"]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(argument_names(type(block).forward), args, strict=False)), **kwargs}
+
+
+@functools.cache
+def argument_names(forward: Callable[..., object]) -> tuple[str, ...]:
+    """Return the argument names of a module class's forward, in order."""
+    return tuple(name for name in inspect.signature(forward).parameters if name != "self")
 
 
 def _one_stream(value: object) -> Tensor:

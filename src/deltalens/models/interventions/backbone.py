@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,12 +33,14 @@ class Backbone:
         stack: The module that runs the blocks; the causal model itself where it isn't split in two.
         cache_argument: What the stack calls its cache, or None if it takes none.
         takes_positions: Whether it takes `position_ids`.
+        takes_use_cache: Whether it takes `use_cache`.
     """
 
     hf: Any
     stack: Any
     cache_argument: str | None
     takes_positions: bool
+    takes_use_cache: bool
 
     @classmethod
     def of(cls, model: Model) -> Backbone:
@@ -46,7 +48,8 @@ class Backbone:
         stack = _stack_of(model)
         names = inspect.signature(type(stack).forward).parameters
         cache = next((name for name in _CACHE_NAMES if name in names), None)
-        return cls(model.hf, stack, cache, "position_ids" in names)
+        takes_use_cache = "use_cache" in names or _takes_anything(names)
+        return cls(model.hf, stack, cache, "position_ids" in names, takes_use_cache)
 
     @property
     def split(self) -> bool:
@@ -62,14 +65,13 @@ class Backbone:
         positions: Int[Tensor, "_ tokens"] | None = None,
     ) -> Any:
         """Run the stack and return its output."""
-        arguments: dict[str, object] = {"input_ids": input_ids, "use_cache": use_cache}
+        arguments: dict[str, object] = {"input_ids": input_ids}
+        if self.takes_use_cache:
+            arguments["use_cache"] = use_cache
         if self.cache_argument is not None and cache is not None:
             arguments[self.cache_argument] = cache
         if self.takes_positions and positions is not None:
             arguments["position_ids"] = positions
-        known = inspect.signature(type(self.stack).forward).parameters
-        if "use_cache" not in known and not _takes_anything(known):
-            del arguments["use_cache"]
         return self.stack(**arguments)
 
     def final_states(self, output: Any) -> Float[Tensor, "rows tokens width"]:
@@ -130,7 +132,7 @@ def _called_stack(model: Model) -> str:
     return called[0] if called else ""
 
 
-def _takes_anything(parameters: Any) -> bool:
+def _takes_anything(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 

@@ -6,7 +6,6 @@ windows, chunks and biases folded into masks carry over: `[strictly lower part |
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deltalens.models.blocks import call_arguments
+from deltalens.models.blocks import argument_names, call_arguments
 
 _MASK_NAMES = ("causal_mask", "attention_mask")
 _BIAS_NAMES = ("alibi", "position_bias")
@@ -54,7 +53,7 @@ def record_patterns(blocks: Sequence[nn.Module]) -> Iterator[dict[int, BlockPatt
 def _recorder(index: int, patterns: dict[int, BlockPattern]) -> Any:
     def hook(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         arguments = call_arguments(block, args, kwargs)
-        signature = inspect.signature(type(block).forward).parameters
+        signature = argument_names(type(block).forward)
         name = next((name for name in _MASK_NAMES if name in signature or name in arguments), None)
         mask = arguments.get(name) if name is not None else None
         patterns[index] = BlockPattern(
@@ -134,7 +133,7 @@ def _imposer(replacements: Mapping[str, Tensor]) -> Any:
     def hook(
         block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        names = [name for name in inspect.signature(type(block).forward).parameters if name != "self"]
+        names = argument_names(type(block).forward)
         positional = (
             tuple(replacements.get(name, value) for name, value in zip(names, args, strict=False)) + args[len(names) :]
         )

@@ -63,8 +63,8 @@ def check_parity(
 ) -> Parity:
     """Compare a scheme with patch-and-rerun, in float32 and in the model's dtype.
 
-    Each sampled token gets the state of another token, a large and natural change. The judge is the plain model with
-    one hook, run once per position.
+    Each token gets the state of its neighbour, a large and natural change. The judge is the plain model with one hook,
+    run once per position for scope `single` and once for scope `all`.
 
     Args:
         model: A loaded model.
@@ -198,26 +198,32 @@ def _largest_difference(
     scheme: str,
 ) -> float:
     input_ids = input_ids.to(model.device)
-    outputs: dict[int, Tensor] = {}
+    single, together, patches = {}, {}, _neighbours(model, input_ids, layers)
     with undisturbed(model.hf):
-        with watch_blocks(model.blocks, on_output=outputs.__setitem__):
-            model.hf(input_ids=input_ids, use_cache=False)
-        patches = {layer: outputs[layer].roll(1, dims=1) for layer in layers}
-        expected = {
-            layer: patch_and_rerun(model, input_ids, layer=layer, states=patches[layer], positions=positions)
-            for layer in layers
-        }
+        for layer in layers:
+            single[layer] = patch_and_rerun(model, input_ids, layer=layer, states=patches[layer], positions=positions)
+            with override_output(model.blocks[layer], patches[layer]):
+                together[layer] = model.hf(input_ids=input_ids, use_cache=False).logits[positions]
+    differences = []
     with InterventionSession(model, input_ids, attention_mask, scheme=scheme) as session:
-        return max(
-            _relative_difference(
-                session.replace(layer, patches[layer], "single", positions), expected[layer], positions
-            )
-            for layer in layers
-        )
+        for layer, states in patches.items():
+            alone = session.replace(layer, states, "single", positions)[positions]
+            everywhere = session.replace(layer, states, "all")[positions]
+            differences += [
+                _relative_difference(alone, single[layer]),
+                _relative_difference(everywhere, together[layer]),
+            ]
+    return max(differences)
 
 
-def _relative_difference(logits: Tensor, expected: Tensor, positions: Tensor) -> float:
-    found = logits[positions.to(logits.device)].double()
-    expected = expected.double()
-    difference = float((found - expected).abs().max() / (expected.max() - expected.min()))
-    return difference if difference == difference else float("inf")
+def _neighbours(model: Model, input_ids: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+    """Block outputs in which each token has its neighbour's state."""
+    outputs: dict[int, Tensor] = {}
+    with undisturbed(model.hf), watch_blocks(model.blocks, on_output=outputs.__setitem__):
+        model.hf(input_ids=input_ids, use_cache=False)
+    return {layer: outputs[layer].roll(1, dims=1) for layer in layers}
+
+
+def _relative_difference(found: Tensor, expected: Tensor) -> float:
+    difference = (found.double() - expected.double()).abs().max() / (expected.max() - expected.min()).double()
+    return float("inf") if bool(torch.isnan(difference)) else float(difference)

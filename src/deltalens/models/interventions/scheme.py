@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from deltalens.models.blocks import OutputKind, bypassed, emitting, learn_output_kinds, watch_blocks
+from deltalens.models.blocks import OutputKind, bypassed, emitting, learn_output_kinds, override_output, watch_blocks
 from deltalens.models.interventions.backbone import Backbone
 from deltalens.models.interventions.masks import BlockPattern, record_patterns
 
@@ -118,12 +118,24 @@ class Scheme(Protocol):
         ...
 
 
-def patched_together(base: BaseRun, layer: int, states: Float[Tensor, "p b s d"]) -> Float[Tensor, "p b s f"]:
-    """Return the final states when all tokens' states are replaced at once (scope `all`)."""
-    count = states.shape[0]
-    rows = base.cast(layer, states.flatten(0, 1))
-    with base.started_after(layer, rows):
-        output = base.backbone.run(base.input_ids.repeat(count, 1))
+def patched_together(
+    base: BaseRun, layer: int, states: Float[Tensor, "p b s d"], *, skip_prefix: bool
+) -> Float[Tensor, "p b s f"]:
+    """Return the final states when all tokens' states are replaced at once (scope `all`).
+
+    Args:
+        base: The original run.
+        layer: The block whose output is replaced.
+        states: `(P, B, S, d)` replacements.
+        skip_prefix: Whether blocks up to the patched one are skipped, which later blocks may not notice.
+
+    Returns:
+        `(P, B, S, D)` final states.
+    """
+    count, rows = states.shape[0], base.cast(layer, states.flatten(0, 1))
+    patch = base.started_after(layer, rows) if skip_prefix else override_output(base.blocks[layer], rows)
+    with patch:
+        output = base.backbone.run(repeated(base.input_ids, count))
     return base.per_patch(base.backbone.final_states(output), count)
 
 

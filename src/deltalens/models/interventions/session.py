@@ -204,7 +204,8 @@ class InterventionSession:
         original = self._base.outputs[layer]
         replaced = asked.to(original.device).unsqueeze(-1)
         states = torch.where(replaced, self._base.cast(layer, states), original)
-        return patched_together(self._base, layer, states)
+        # Only a scheme that was compared with reruns may skip blocks; their absence may matter to later ones.
+        return patched_together(self._base, layer, states, skip_prefix=self.path != "rerun")
 
     def _asked(self, positions: Tensor | None) -> Bool[Tensor, "windows tokens"]:
         if positions is None:
