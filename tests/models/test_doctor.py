@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import faulty_models as faulty
@@ -116,6 +117,13 @@ def test_diagnosis_fits_a_terminal_and_says_what_failed() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert "can't trust this model" in text
     assert "patch locality" in text.split("can't trust")[1]
+
+
+def test_every_check_is_documented_with_the_part_it_plays() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf8")
+    needed, advice = page.split("## What is good to know")
+    for check in doctor(faulty.llama()).checks:
+        assert f"| {check.name} |" in (needed if check.needed else advice)
 
 
 @pytest.mark.parametrize(
