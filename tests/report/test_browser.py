@@ -33,6 +33,11 @@ def set_layer(page: Any, index: int) -> None:
     settle(page)
 
 
+def choose_map(page: Any, name: str = "diagonal") -> None:
+    page.select_option("#text-map", label=name)
+    settle(page)
+
+
 def shown_values(page: Any) -> dict[int, float]:
     pairs = page.eval_on_selector_all("#tokens .token", "nodes => nodes.map(n => [+n.dataset.slot, n.dataset.value])")
     return {slot: float(value) if value else math.nan for slot, value in pairs}
@@ -74,10 +79,17 @@ def test_nothing_sticks_out_at_any_width(browser: Any, page_file: Path, tmp_path
 
 def test_the_text_shows_each_layer_s_own_values(browser: Any, run: SyntheticRun, page_file: Path) -> None:
     with opened(browser, page_file) as (page, _):
+        choose_map(page)
         for layer in (0, 5, 2):
             set_layer(page, layer)
             assert page.locator("#layer-name").inner_text() == f"{layer}→{layer + 1}"
             assert_shows(page, true_values(run, layer, "diagonal", "held_out", "relative_update_error"))
+
+
+def test_the_text_opens_with_the_map_that_explains_most(browser: Any, run: SyntheticRun, page_file: Path) -> None:
+    medians = run.summary().query("protocol == 'held_out'").groupby("map")["relative_update_error"].median()
+    with opened(browser, page_file) as (page, _):
+        assert page.locator("#text-map option:checked").inner_text() == medians.idxmin()
 
 
 def test_map_measure_and_protocol_change_what_the_text_shows(browser: Any, run: SyntheticRun, page_file: Path) -> None:
@@ -95,6 +107,7 @@ def test_map_measure_and_protocol_change_what_the_text_shows(browser: Any, run: 
 def test_effect_over_random_is_the_ratio_of_both_columns(browser: Any, run: SyntheticRun, page_file: Path) -> None:
     with opened(browser, page_file) as (page, _):
         set_layer(page, 1)
+        choose_map(page)
         page.select_option("#text-measure", "kl_over_random")
         settle(page)
         kl, control = (true_values(run, 1, "diagonal", "held_out", name) for name in ("kl_single", "kl_single_random"))

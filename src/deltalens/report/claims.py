@@ -139,7 +139,7 @@ def judge_classes(runs: Sequence[RunLike]) -> Judgement:
     if len(sized) < 3 or len(common) < 2:
         return Judgement(
             "not measured",
-            f"{len(sized)} model(s) with {len(common)} map(s) in common; the rule needs 3 models and 2 maps.",
+            f"Models: {len(sized)}, maps that all share: {len(common)}; the rule needs 3 and 2.",
         )
     needed = [min((m for m in common if e[m] <= 1.1 * min(e[c] for c in common)), key=class_rank) for e in errors]
     ranks = [class_rank(m) for m in needed]

@@ -218,7 +218,7 @@ def judge_swaps(best: BestRows) -> Judgement:
 def judge_depth(best: BestRows) -> Judgement:
     """Claim 6."""
     if best.judged is None or len(best.layers) < 6:
-        return Judgement("not measured", f"{len(best.layers)} layers measured; the rule needs 6, not only in sample.")
+        return Judgement("not measured", f"Layers measured: {len(best.layers)}; the rule needs 6, not only in sample.")
     thirds = np.array_split(np.arange(len(best.layers)), 3)
     error = [middle(best.held(ERROR)[t]) for t in thirds]
     cosine = [middle(best.held("cos_full_tokenwise")[t]) for t in thirds]
@@ -246,7 +246,7 @@ def judge_regimes(summary: pd.DataFrame) -> Judgement:
     error = best.held(ERROR)
     easy = error < middle(error)
     if linear is None or not easy.any():
-        return Judgement("not measured", "The rule needs `linear` or `low_rank` and two layers.")
+        return Judgement("not measured", "The rule needs a linear or low_rank map and two layers.")
     spearman = values_of(linear, "spearman_lo", len(error))[easy]
     keeps = bool(middle(spearman) >= 0.7) if np.isfinite(spearman).any() else None
     gain = (values_of(small, "spearman", len(error)) - values_of(linear, "spearman", len(error)))[~easy]

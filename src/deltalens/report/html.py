@@ -68,11 +68,14 @@ def content_hash(script: str) -> str:
     return "sha256-" + base64.b64encode(digest).decode("ascii")
 
 
-def token_note(sample: dict[str, Any]) -> str:
-    """What part of the per-token tables the page carries."""
+def token_note(sample: dict[str, Any], manifest: dict[str, Any]) -> str:
+    """What part of the per-token tables the page carries, and what the run itself only sampled."""
     text = f"{sample['tokens']:,} of {sample['of']:,} tokens are shown"
     if sample["columns"] < sample["ofColumns"]:
         text += f", with {sample['columns']} of {sample['ofColumns']} columns of measure and protocol"
+    sampled = ((manifest.get("interventions") or {}).get("single") or {}).get("sampled")
+    if sampled:
+        text += f"; single-position KL was measured at {sampled:,} sampled positions"
     return text + ". Values on this page have three digits; the run folder has them all."
 
 
@@ -84,7 +87,7 @@ def render(run: RunLike) -> str:
     manifest = run.manifest
     evaluation = (manifest.get("corpus") or {}).get("evaluation") or {}
     documents = int(evaluation.get("documents") or 0)
-    note = token_note(heavy["sample"])
+    note = token_note(heavy["sample"], manifest)
     page = environment().get_template("report.html.j2")
     return page.render(
         name=run_name(run),

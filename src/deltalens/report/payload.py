@@ -25,6 +25,9 @@ from deltalens.report.protocol import (
 from deltalens.report.tokens import TokenCube, token_payload
 
 SUFFIXES = ("", "_lo", "_hi", "_null", "_chance")
+#: Where another token's residual, or permuted updates, would leave a figure as it is or say nothing by it.
+NO_CHANCE = ("norm", "relative", "full", "proj_tokenwise")
+NO_NULL = ("norm",)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,9 @@ def summary_payload(summary: pd.DataFrame, axes: Axes) -> dict[str, Any]:
     for measure in SUMMARY_MEASURES:
         for suffix in SUFFIXES:
             name = measure.name + suffix
-            if name in summary and summary[name].notna().any():
+            told = not (suffix == "_chance" and any(part in measure.name for part in NO_CHANCE))
+            told = told and not (suffix == "_null" and any(part in measure.name for part in NO_NULL))
+            if told and name in summary and summary[name].notna().any():
                 columns[name] = [rounded(v) for v in summary[name].to_numpy(dtype=float)]
     for name in ("n_included", "n_excluded"):
         if name in summary:

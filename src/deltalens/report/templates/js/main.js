@@ -43,6 +43,13 @@ function firstMeasure() {
   return names.find((n) => tokensData().columns[n]) || names[0];
 }
 
+// The text opens with the map that explains most, the trivial ones aside.
+function firstSeries() {
+  const error = (s) => quantile(summaryProfile("relative_update_error", page.judged, s).filter(finite), 0.5);
+  const fitted = page.series.map((_, s) => s).filter((s) => !["identity", "mean", "scalar", "isolated"].includes(page.series[s].map) && finite(error(s)));
+  return fitted.reduce((best, s) => (error(s) < error(best) ? s : best), fitted[0] ?? 0);
+}
+
 function firstSlot() {
   const text = tokensData().text;
   const shown = text.token.findIndex((t, i) => i > 20 && !text.excluded[i] && /\p{L}{3}/u.test(t));
@@ -51,18 +58,18 @@ function firstSlot() {
 
 function start() {
   Object.assign(state, {
-    active: new Set(page.series.map((_, s) => s)), layer: page.layers[Math.floor(page.layers.length / 2)], protocol: page.judged, series: 0,
+    active: new Set(page.series.map((_, s) => s)), layer: page.layers[Math.floor(page.layers.length / 2)], protocol: page.judged, series: firstSeries(),
     clouds: new Set(["random"]), window: 0, slot: null, scaleAll: true, tableLayer: false, width: innerWidth, theme: null, measure: page.tokenMeasures[0].name,
   });
   startBar();
-  startProfiles();
   startCopyButtons();
-  drawAll();
-  // The heavy data is parsed after the first paint.
+  // Figures are drawn, and the heavy data parsed, after the first paint.
   requestAnimationFrame(() => setTimeout(() => {
+    startProfiles();
+    drawAll();
     state.measure = firstMeasure();
     state.slot = firstSlot();
-    listeners.length && startViews();
+    startViews();
     document.documentElement.dataset.ready = "true";
   }));
 }

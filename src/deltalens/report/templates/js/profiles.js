@@ -71,6 +71,13 @@ function axisY(group, y, left, right, count, unit) {
   }
 }
 
+// With one layer a band has no width and a line no length: a bar and two short strokes stand for them.
+function drawLone(group, x, stroke, low, high, nulls, chance) {
+  if (finite(low) && finite(high)) group.append(svg("line", { x1: x, x2: x, y1: low, y2: high, stroke, "stroke-width": 2, opacity: 0.55 }));
+  if (finite(nulls)) group.append(svg("line", { class: "null", x1: x - 34, x2: x + 34, y1: nulls, y2: nulls, stroke }));
+  if (finite(chance)) group.append(svg("line", { class: "chance", x1: x - 34, x2: x + 34, y1: chance, y2: chance, stroke }));
+}
+
 function drawSeries(group, measure, p, s, x, y, box, index) {
   const xs = depthsOf(s).map(x);
   const dense = xs.length > 14;
@@ -84,6 +91,7 @@ function drawSeries(group, measure, p, s, x, y, box, index) {
   const chance = at("_chance");
   if (chance.some(finite)) group.append(svg("path", { class: "chance", d: linePath(xs, chance), stroke }));
   group.append(svg("path", { class: "line", d: linePath(xs, middle), stroke, "stroke-dasharray": DASHES[tone(s)] }));
+  if (xs.length === 1) drawLone(group, xs[0], stroke, inside(at("_lo"))[0], inside(at("_hi"))[0], nulls[0], chance[0]);
   xs.forEach((x, i) => {
     const alone = finite(middle[i]) && !finite(middle[i - 1]) && !finite(middle[i + 1]);
     if (finite(middle[i]) && (!dense || alone || i % 4 === index % 4)) group.append(mark(s, x, middle[i], 2.9));
@@ -110,7 +118,7 @@ const measuredUnder = (measure, p, series) => series.some((s) => summaryProfile(
 function drawPanel(group, measure, p, series, box, y, x) {
   if (!measuredUnder(measure, p, series)) {
     group.append(svg("text", { class: "panel-name", x: box.left, y: box.top - 9 }, protocolName(p)),
-      svg("text", { class: "empty", x: box.left, y: box.top + 12 }, "not measured"));
+      svg("text", { class: "empty", x: box.left, y: box.bottom }, "not measured"));
     return [];
   }
   axisY(group, y, box.left, box.right, 4, measure.unit);

@@ -30,11 +30,17 @@ function storyProfile(slot) {
   return root;
 }
 
+function valueCell(measure, value) {
+  const floor = { kl_single: page.noiseFloor.single, kl_all: page.noiseFloor.all }[measure.name];
+  const below = finite(floor) && finite(value) && value <= floor;
+  return el("td", { class: below ? "below" : null, title: below ? "not above the noise floor" : null }, format(value, measure.unit === "nats" ? "" : measure.unit));
+}
+
 function storyValues(slot) {
   const series = activeSeries();
   const measures = availableMeasures(state.protocol, state.series);
   const rows = measures.map((m) => el("tr", { class: m.name === state.measure ? "here" : "" }, el("th", { scope: "row", title: m.definition }, m.title),
-    ...series.map((s) => { const v = tokenColumn(m.name, state.protocol, s, state.layer); return el("td", {}, v ? format(v[slot], m.unit === "nats" ? "" : m.unit) : "–"); })));
+    ...series.map((s) => { const v = tokenColumn(m.name, state.protocol, s, state.layer); return valueCell(m, v ? v[slot] : NaN); })));
   const head = el("tr", {}, el("td"), ...series.map((s) => el("th", { scope: "col", title: seriesLabel(s) }, swatch(s))));
   return el("div", { class: "scroll" }, el("table", { class: "values" }, el("thead", {}, head), el("tbody", {}, ...rows)));
 }

@@ -5,6 +5,8 @@ const NAMED = {
   0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xfeff: "BOM", 0xfffd: "�",
 };
 const INVISIBLE = /[\p{Cf}\p{Cc}\p{Co}\p{Cn}\p{Cs}\p{Zl}\p{Zp}\u00a0\u2000-\u200a\u202f\u205f\u3000\ufffd\ufe00-\ufe0f]/u;
+// How tokenizers spell bytes that are no character on their own.
+const BYTES = /^(<0x[0-9A-F]{2}>)+$/i;
 const JOINS = /^[\u200c\u200d\ufe0f]$/u;
 
 function glyphFor(character) {
@@ -22,6 +24,7 @@ function glyphFor(character) {
 const shapes = (characters, i) => JOINS.test(characters[i]) && i > 0 && (i < characters.length - 1 || characters[i] === "\ufe0f");
 
 function visible(text, { running }) {
+  if (BYTES.test(text)) return text.match(/[0-9A-F]{2}/gi).map((hex) => el("span", { class: "glyph", title: `byte 0x${hex}: part of a character`, dir: "ltr" }, hex));
   const characters = Array.from(text);
   const out = [];
   let plain = "";
