@@ -11,17 +11,14 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from deltalens.errors import ModelError
 from deltalens.models.blocks import (
-    OutputKind,
     block_input,
-    bypassed,
-    emitting,
     hidden_states,
-    learn_output_kinds,
     override_input,
     override_output,
     watch_blocks,
     with_hidden_states,
 )
+from deltalens.models.bypass import OutputKind, bypassed, emitting, learn_output_kinds
 
 STREAM = torch.arange(6.0).reshape(1, 2, 3)
 ATTENTION = torch.zeros(1, 4, 2, 2)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from deltalens.errors import ModelError
-from deltalens.models.blocks import replaced_forward
+from deltalens.models.bypass import replaced_forward
 from deltalens.models.model import Model
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")

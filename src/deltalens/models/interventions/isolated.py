@@ -9,13 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from deltalens.errors import InputError
-from deltalens.models.blocks import (
-    OutputKind,
-    bypassed,
-    learn_output_kinds,
-    override_input,
-    watch_blocks,
-)
+from deltalens.models.blocks import override_input, watch_blocks
+from deltalens.models.bypass import OutputKind, bypassed, learn_output_kinds
 from deltalens.models.interventions.backbone import Backbone, undisturbed
 from deltalens.models.model import Model
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from deltalens.models.blocks import OutputKind, bypassed, emitting, learn_output_kinds, override_output, watch_blocks
+from deltalens.models.blocks import override_output, watch_blocks
+from deltalens.models.bypass import OutputKind, bypassed, emitting, learn_output_kinds
 from deltalens.models.interventions.backbone import Backbone
 from deltalens.models.interventions.masks import BlockPattern, record_patterns
 

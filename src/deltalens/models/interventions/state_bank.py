@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.errors import ModelError
-from deltalens.models.blocks import learn_output_kinds
+from deltalens.models.bypass import learn_output_kinds
 from deltalens.models.interventions.backbone import Backbone
 from deltalens.models.interventions.masks import BlockPattern, imposed_arguments, single_token_masks
 from deltalens.models.interventions.scheme import BaseRun, run_base
