@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -157,3 +159,9 @@ def test_a_path_that_cannot_be_written_is_named(run: SyntheticRun, tmp_path: Pat
 
 def test_equal_runs_give_equal_pages(run: SyntheticRun) -> None:
     assert render(run) == render(run)
+
+
+def test_importing_the_report_loads_no_drawing_library() -> None:
+    code = "import sys, deltalens.report; print(*sorted({'matplotlib', 'plotly', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
