@@ -39,7 +39,8 @@ __all__ = [
 #: Positions of a window that `intervene` compares with patch-and-rerun before it trusts a fast scheme.
 _COMPARED = 3
 
-_trusted: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+# By scheme, window length, dtype and attention kernel, since each of them may break a fast path.
+_trusted: weakref.WeakKeyDictionary[Any, dict[tuple[object, ...], str]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,16 @@ def intervene(
 
 
 def _scheme_for(model: Model, input_ids: Tensor, attention_mask: Tensor) -> str:
+    windows, length = input_ids.shape
+    chosen = choose_scheme(model, (windows, length))
+    case = (chosen, length, model.dtype, getattr(model.hf.config, "_attn_implementation", None))
     known = _trusted.setdefault(model.hf, {})
-    length = input_ids.shape[1]
-    if length not in known:
+    if case not in known:
         positions = torch.zeros(1, length, dtype=torch.bool)
-        last = int(attention_mask[0].sum())
-        positions[0, torch.linspace(0, last - 1, _COMPARED).long()] = True
+        last = int(attention_mask[0].sum()) - 1
+        positions[0, torch.linspace(0, last, _COMPARED).long()] = True
         layers = sorted({0, len(model.blocks) // 2})
-        known[length], _ = trusted_scheme(model, input_ids[:1], attention_mask[:1], layers=layers, positions=positions)
-    return known[length]
+        known[case], _ = trusted_scheme(
+            model, input_ids[:1], attention_mask[:1], layers=layers, positions=positions, scheme=chosen
+        )
+    return known[case]
