@@ -16,6 +16,7 @@ from deltalens.models.checks import Check, check_chain, check_identity_patch, fi
 from deltalens.models.model import Model
 from deltalens.models.opening import open_model
 from deltalens.models.probes import Probe
+from deltalens.models.sources import quiet
 
 WINDOWS, TOKENS = 2, 24
 _COLUMNS = 80
@@ -107,7 +108,9 @@ def doctor(model: Any) -> Diagnosis:
     """
     examined = model if isinstance(model, Model) else open_model(model)
     batch = probe_batch(examined, windows=WINDOWS, tokens=TOKENS)
-    return Diagnosis(examined.identity.name, _summary(examined), tuple(_examine(examined, batch, thorough=True)))
+    with quiet():
+        checks = tuple(_examine(examined, batch, thorough=True))
+    return Diagnosis(examined.identity.name, _summary(examined), checks)
 
 
 def check_needed(model: Model, batch: object) -> tuple[Check, ...]:
