@@ -230,7 +230,8 @@ def main() -> None:
         f"{torch.get_num_threads()} threads, rivals 1; torch {torch.__version__} on {platform.machine()}"
     )
     print(
-        f"{'map':12} {'fits/s':>9} {'with V, dof':>11}  {'rival':20} {'anchors':>7} {'fits/s':>9} {'ratio':>7} median, max diff"
+        f"{'map':12} {'fits/s':>9} {'with V, dof':>11}  {'rival':20} {'anchors':>7} {'fits/s':>9} {'ratio':>7} "
+        "median, max diff"
     )
     pool, (x, _) = layer_like_states(args.pool, args.width, 0), layer_like_states(args.anchors, args.width, 1)
     lines = []
