@@ -31,7 +31,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; every expected failure is one line on stderr and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="deltalens", standalone_mode=False)
     except DeltalensError as error:
         _fail(str(error), USAGE if isinstance(error, InputError) else FAILED)
     except TyperException as error:

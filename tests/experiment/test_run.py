@@ -98,7 +98,7 @@ def test_the_recorded_kl_is_that_of_one_patched_position(model: dl.Model, run: d
     for row in (3, 100, 250):
         window, position = index[row].tolist()
         ids = corpus.evaluation.input_ids[window : window + 1, : position + 1]
-        logits = model.hf(input_ids=ids).logits[0, -1].double()
+        logits = model.hf(input_ids=ids).logits[0, -1].detach().double()
 
         def patch(module: Any, arguments: Any, output: Any, at: int = row) -> Any:
             states = output[0] if isinstance(output, tuple) else output
@@ -107,7 +107,7 @@ def test_the_recorded_kl_is_that_of_one_patched_position(model: dl.Model, run: d
             return (states, *output[1:]) if isinstance(output, tuple) else states
 
         handle = model.blocks[4].register_forward_hook(patch)
-        patched = model.hf(input_ids=ids).logits[0, -1].double()
+        patched = model.hf(input_ids=ids).logits[0, -1].detach().double()
         handle.remove()
         p, q = torch.log_softmax(logits, -1), torch.log_softmax(patched, -1)
         kl = float((p.exp() * (p - q)).sum())

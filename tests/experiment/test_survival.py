@@ -154,4 +154,4 @@ def test_non_finite_weights_are_located(tmp_path: Path) -> None:
     with pytest.raises(dl.ModelError) as caught:
         dl.run(model, out=tmp_path / "r", **SMALL)
     assert "\n" not in str(caught.value)
-    assert "3" in str(caught.value)
+    assert "first after layer 3" in str(caught.value)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from deltalens.core.association import ClusterBootstrap
 from deltalens.core.controls import derangement
-from deltalens.errors import InputError
+from deltalens.errors import InputError, ModelError
+from deltalens.experiment.corpus import Windows
 from deltalens.experiment.exclusions import Exclusions, exclude
 from deltalens.experiment.plan import Plan
 from deltalens.experiment.progress import Progress
@@ -55,9 +56,11 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
             shard.capture(plan.model, windows, layers=plan.layers, batch_size=spec.batch_size, advance=advance)
             for shard, (_, windows) in zip(shards, sets, strict=True)
         ]
+    norms = [shard.norms() for shard in shards]
+    damage = _non_finite([windows for _, windows in sets], norms)
     exclusions = exclude(
         [windows for _, windows in sets],
-        [shard.norms() for shard in shards],
+        norms,
         skip_first=spec.skip_first,
         max_norm_multiple=spec.max_norm_multiple,
     )
@@ -65,6 +68,8 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
         token_rows(windows, corpus.document_names, excluded, plan.model.tokenizer)
         for (_, windows), excluded in zip(sets, exclusions, strict=True)
     ]
+    if damage and not exclusions[0].included.any():
+        raise ModelError(f"{plan.model.identity.name} can't be measured: {damage}")
     _require_tokens(exclusions, spec.neighbors if spec.fit == "local" else 1)
     included = tables[0][~tables[0]["excluded"]]
     windows_of = torch.tensor(included["window"].to_numpy())
@@ -80,17 +85,26 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
         pool_tokens=tables[-1],
         partner=derangement(windows_of, torch.ones(len(windows_of), dtype=torch.bool), spec.seed),
         summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
-        warnings=_warnings(min(fitted), spec.batch_size, exclusions),
+        warnings=_warnings(min(fitted), spec.batch_size, damage),
     )
 
 
-def _warnings(fitted: int, batch_size: int, exclusions: list[Exclusions]) -> tuple[str, ...]:
+def _non_finite(windows: list[Windows], norms: list[Tensor]) -> str | None:
+    """Where states stop being finite: the first layer and how many tokens; None where all are."""
+    bad = torch.cat([~torch.isfinite(n[w.attention_mask.bool()]) for w, n in zip(windows, norms, strict=True)])
+    if not bad.any():
+        return None
+    first = int(torch.nonzero(bad.any(dim=0))[0])
+    where = "in the embeddings" if first == 0 else f"first after layer {first - 1}"
+    return f"{int(bad.any(dim=1).sum())} of {len(bad)} tokens have NaN or infinite states, {where}"
+
+
+def _warnings(fitted: int, batch_size: int, damage: str | None) -> tuple[str, ...]:
     warnings = []
     if fitted < batch_size:
         warnings.append(f"{batch_size} windows didn't fit in memory at once; the batch was halved to {fitted}")
-    non_finite = sum(excluded.counts()["non_finite"] for excluded in exclusions)
-    if non_finite:
-        warnings.append(f"{non_finite} tokens have NaN or infinite states and are left out of every statistic")
+    if damage:
+        warnings.append(f"{damage}; they are left out of every statistic")
     return tuple(warnings)
 
 

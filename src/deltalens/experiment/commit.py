@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from deltalens.errors import StoreError
 
 MARKER = "complete.json"
@@ -110,8 +112,8 @@ def remove_temporaries(folder: Path) -> None:
 def _one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise StoreError(f"{path} can't be written: {reason}; mend that and run again with --resume") from error
 
 

@@ -39,7 +39,9 @@ def control_patches(
         "kl_single_shuffled": shuffled_directions(residual, partner),
     }
     if spec.covariance:
-        controls["kl_single_covariance"] = covariance_directions(residual, spec.seed)
+        controls["kl_single_covariance"] = covariance_directions(
+            residual, torch.ones(len(residual), dtype=torch.bool, device=residual.device), spec.seed
+        )
     inside, outside = split_residual(decomposition)
     tokenwise = decomposition.tokenwise
     patches = {name: y - perturbation for name, perturbation in controls.items()} | {

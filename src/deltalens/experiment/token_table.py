@@ -41,7 +41,7 @@ def token_rows(
 
 
 def token_texts(ids: np.ndarray, tokenizer: object) -> list[str]:
-    """Each token's text; a piece that is no whole character keeps the tokenizer's own spelling of its bytes."""
+    """Each token's text; bytes that are no whole character are spelled like ``<0xE2>``."""
     distinct = {int(token): _token_text(int(token), tokenizer) for token in np.unique(ids)}
     return [distinct[int(token)] for token in ids]
 
@@ -101,9 +101,23 @@ def neighbor_rows(
 
 def _token_text(token: int, tokenizer: object) -> str:
     text: str = tokenizer.decode([token], clean_up_tokenization_spaces=False)  # type: ignore[attr-defined]
-    if "\ufffd" in text or not text:
-        return str(tokenizer.convert_ids_to_tokens(token))  # type: ignore[attr-defined]
-    return text
+    if "\ufffd" not in text and text:
+        return text
+    piece = str(tokenizer.convert_ids_to_tokens(token))  # type: ignore[attr-defined]
+    if not all(character in _BYTE_OF for character in piece):
+        return piece
+    whole = bytes(_BYTE_OF[character] for character in piece).decode("utf8", "surrogateescape")
+    return "".join(f"<0x{ord(c) - 0xDC00:02X}>" if 0xDC80 <= ord(c) <= 0xDCFF else c for c in whole)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters in which byte-level tokenizers spell bytes: printable Latin-1 as itself, the rest from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
 
 
 def _at_rows(values: np.ndarray, rows: np.ndarray, length: int) -> np.ndarray:
