@@ -23,8 +23,8 @@ SMALL: dict[str, Any] = {
     "resamples": 100,
 }
 EXECUTES = re.compile(
-    r"\bimport (pickle|cPickle|dill|joblib|shelve|marshal)\b|\bpickle\.|allow_pickle|yaml\.load\(|torch\.load\(|\bexec\("
-    r"|(?<![.\w])eval\("
+    r"\bimport (pickle|cPickle|dill|joblib|shelve|marshal)\b|\bpickle\.|allow_pickle|yaml\.load\("
+    r"|torch\.load\(|\bexec\(|(?<![.\w])eval\("
 )
 
 
