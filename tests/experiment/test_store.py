@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from spoiling import HARMS, spoil
 
 from deltalens.errors import StoreError
 from deltalens.experiment.commit import MARKER, commit_folder, damage, write_file
@@ -50,7 +51,7 @@ def test_merged_tables_hold_every_unit_and_nan_where_a_column_is_missing(folder:
     assert run.manifest["value"] is None
 
 
-@pytest.mark.parametrize("harm", ["truncate", "zero", "flip", "remove"])
+@pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["tokens.parquet", "summary.json", MARKER])
 def test_a_damaged_unit_counts_as_not_committed(folder: RunFolder, harm: str, name: str) -> None:
     path = folder.folder / "units" / KEYS[0].folder_name / name
@@ -59,7 +60,7 @@ def test_a_damaged_unit_counts_as_not_committed(folder: RunFolder, harm: str, na
     assert folder.has_unit(KEYS[1], "print")
 
 
-@pytest.mark.parametrize("harm", ["truncate", "zero", "flip", "remove"])
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_damaged_table_is_never_read_as_data(folder: RunFolder, harm: str) -> None:
     spoil(folder.folder / "tokens.parquet", harm)
     with pytest.raises(StoreError, match="--resume"):
@@ -120,16 +121,3 @@ def test_a_folder_that_is_no_finished_run_is_one_line(tmp_path: Path, manifest: 
         StoredRun(tmp_path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def spoil(path: Path, harm: str) -> None:
-    content = path.read_bytes()
-    if harm == "truncate":
-        path.write_bytes(content[: len(content) // 2])
-    elif harm == "zero":
-        path.write_bytes(bytes(len(content)))
-    elif harm == "flip":
-        middle = len(content) // 2
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        path.unlink()

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from spoiling import HARMS, spoil
 
 import deltalens as dl
 from deltalens.experiment import states
@@ -45,7 +46,7 @@ def test_twenty_of_twenty_killed_runs_equal_the_uninterrupted_one() -> None:
     assert int(last.split(", ")[1].split()[0]) >= 10
 
 
-@pytest.mark.parametrize("harm", ["truncate", "zero", "flip", "remove"])
+@pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,19 +84,6 @@ def test_a_batch_that_does_not_fit_is_halved_and_recorded(run: dl.Run, tmp_path:
     assert any("halved" in warning or "batch" in warning for warning in made.manifest["warnings"])
     difference = (made.tokens()["relative_error"] - run.tokens()["relative_error"]).abs().dropna()
     assert difference.quantile(0.99) < 1e-4
-
-
-def spoil(path: Path, harm: str) -> None:
-    content = path.read_bytes()
-    if harm == "truncate":
-        path.write_bytes(content[: len(content) // 2])
-    elif harm == "zero":
-        path.write_bytes(bytes(len(content)))
-    elif harm == "flip":
-        middle = len(content) // 2
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    else:
-        path.unlink()
 
 
 @pytest.fixture
