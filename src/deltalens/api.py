@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deltalens.errors import InputError, StoreError
 from deltalens.experiment.documents import Documents, TextSource, read_source
@@ -13,7 +14,11 @@ from deltalens.experiment.resume import check_resumable
 from deltalens.experiment.spec import RunSpec
 from deltalens.experiment.store import StoredRun
 from deltalens.models import Model
-from deltalens.report import Claim, claims_for, notebook_html, write_report
+from deltalens.report import Claim, claims_for, notebook_html, write_figures, write_report
+from deltalens.report.plots import angle_plot, profile_plot, scatter_plot
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 #: Where runs go that were given no folder.
 RUNS = Path("runs")
@@ -35,6 +40,22 @@ class Run(StoredRun):
     def report(self, path: str | Path | None = None) -> Path:
         """Write the one-file report, by default ``report.html`` in the run folder; return its path."""
         return write_report(self, Path(path) if path is not None else self.folder / "report.html")
+
+    def profile_plot(self, measure: str = "cos_full_tokenwise") -> "Figure":
+        """A summary measure against depth, as a plotly figure; protocols side by side, with intervals and nulls."""
+        return profile_plot(self, measure)
+
+    def scatter_plot(self, layer: int, map: str) -> "Figure":
+        """Error against single-position KL at one layer, with the random control, as a plotly figure."""
+        return scatter_plot(self, layer, map)
+
+    def angle_plot(self, map: str) -> "Figure":
+        """The angles of the residual over depth, as a plotly figure."""
+        return angle_plot(self, map)
+
+    def figures(self, folder: str | Path) -> list[Path]:
+        """Write static figures for papers, vector and bitmap; return their paths."""
+        return write_figures(self, Path(folder))
 
     def _repr_html_(self) -> str:
         return notebook_html(self)

@@ -138,12 +138,11 @@ def report(
 ) -> None:
     """Write the one-file report of a run."""
     from deltalens.api import Run
-    from deltalens.report import write_figures
 
     opened = Run(run)
     typer.echo(f"report: {opened.report(out)}")
     if figures is not None:
-        for path in write_figures(opened, figures):
+        for path in opened.figures(figures):
             typer.echo(f"figure: {path}")
 
 
