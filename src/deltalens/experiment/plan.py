@@ -16,6 +16,10 @@ from deltalens.models import Model, load
 
 LONGEST_DEFAULT_WINDOW = 256
 
+#: The fewest evaluation windows that have intervals, and the pool that a neighbourhood is dense in.
+DEFAULT_WINDOWS = 8
+DEFAULT_POOL_MULTIPLE = 4
+
 #: Packages whose version a number may depend on.
 MEASURING_PACKAGES = ("deltalens", "torch", "transformers")
 
@@ -82,12 +86,14 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
             f"model '{spec.model}' has no tokenizer, so text can't be cut into tokens; add its tokenizer files"
         )
     window = choose_window(spec.window, model)
+    tokens = spec.tokens or DEFAULT_WINDOWS * window
+    pool_tokens = spec.pool_tokens or DEFAULT_POOL_MULTIPLE * tokens
     corpus = build_corpus(
         documents,
         model.tokenizer,
         window=window,
-        tokens=spec.tokens,
-        pool_tokens=spec.pool_tokens if "held_out" in spec.protocol else None,
+        tokens=tokens,
+        pool_tokens=pool_tokens if "held_out" in spec.protocol else None,
         seed=spec.seed,
         neighbors=spec.neighbors if spec.fit == "local" else 1,
     )

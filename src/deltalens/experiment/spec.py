@@ -57,8 +57,12 @@ class RunSpec(BaseModel):
     window: int | None = Field(
         None, ge=4, description="Tokens per window. Default: 256, or less where the model can't take as many."
     )
-    tokens: int = Field(1024, ge=1, description="Evaluation tokens, rounded up to whole windows.")
-    pool_tokens: int = Field(4096, ge=1, description="Pool tokens of held_out, rounded up to whole windows.")
+    tokens: int | None = Field(
+        None, ge=1, description="Evaluation tokens, rounded up to whole windows. Default: eight windows."
+    )
+    pool_tokens: int | None = Field(
+        None, ge=1, description="Pool tokens of held_out, rounded up to whole windows. Default: four times the tokens."
+    )
     subspace: int = Field(8, ge=1, description="Columns of the dominant tokenwise subspace.")
     precision: Literal["float32", "float64"] = Field("float32", description="Precision of fits and measures.")
     max_norm_multiple: float = Field(10.0, gt=1, description="Tokens above this multiple of the median norm are sinks.")
