@@ -1,8 +1,10 @@
 """Runs survive what ends them: a kill at any moment, a full disk, damage, memory that doesn't suffice."""
 
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,23 @@ def test_non_finite_weights_are_located(tmp_path: Path) -> None:
         dl.run(model, out=tmp_path / "r", **SMALL)
     assert "\n" not in str(caught.value)
     assert "first after layer 3" in str(caught.value)
+
+
+def test_ctrl_c_ends_with_a_clean_line_and_exit_code_130(run: dl.Run, tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    flags = [f"--{name.replace('_', '-')}={_flag(value)}" for name, value in SMALL.items()]
+    command = [sys.executable, "-m", "deltalens.cli", "run", "tiny-gpt2", "--out", str(folder), *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(folder.glob("units/*/complete.json")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.strip().splitlines()[-1].startswith("error: interrupted")
+    resumed = dl.run("tiny-gpt2", out=folder, resume=True, **SMALL)
+    assert len(resumed.summary()) == len(run.summary())
+
+
+def _flag(value: Any) -> str:
+    return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
