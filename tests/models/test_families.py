@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, HEADS, LAYERS, WIDTH, from_config, tiny_model, token_ids
+from tiny_models import FAMILIES, HEADS, LAYERS, MULTI_STREAM, WIDTH, from_config, tiny_model, token_ids
 from torch import Tensor
 
 from deltalens.errors import ModelError
@@ -192,13 +192,7 @@ def test_shared_weights_inside_blocks_keep_their_own_layers() -> None:
 
 
 def test_multi_stream_models_are_refused_with_the_reason() -> None:
-    config = {
-        **_PLAIN, "num_key_value_heads": 2, "head_dim": 8, "vocab_size_per_layer_input": 96,
-        "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8,
-        "activation_sparsity_pattern": [0.0] * LAYERS,
-    }  # fmt: skip
-    hf = from_config("gemma3n_text", config)
+    hf = from_config("gemma3n_text", MULTI_STREAM)
     with pytest.raises(ModelError, match="several residual streams"):
         load(hf)
     hf.config.model_type = "never-heard-of"

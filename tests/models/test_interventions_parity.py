@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from intervention_models import FAMILIES, OTHER_SCHEMES, family_model, windows
+from intervention_models import FAMILIES, OTHER_SCHEMES, family_model, scan_error, windows
+from tiny_models import tiny_model
 
 from deltalens.models import builtin_models, check_parity, choose_scheme, load
 
@@ -32,6 +33,13 @@ def test_structure_chooses_a_scheme_that_equals_rerun(family: str) -> None:
     )
     assert parity.max_relative_difference <= 1e-5
     assert parity.holds
+
+
+@pytest.mark.parametrize("family", ["mamba2", "zamba2", "nemotron_h"])
+def test_over_several_chunks_a_scan_differs_from_single_steps_by_no_more_than_from_itself(family: str) -> None:
+    model = load(tiny_model(family))
+    parity = check_parity(model, windows(2, 33), layers=range(4), positions=sampled(2, 33), scheme="state_bank")
+    assert parity.max_relative_difference <= max(1e-5, 2 * scan_error(family))
 
 
 @pytest.mark.parametrize("family", LONG)

@@ -68,7 +68,8 @@ def test_a_patch_changes_nothing_before_its_position(family: str) -> None:
     states[:, position] = other[:, position]
     with InterventionSession(model, ids) as session:
         logits, single = session.replace(1, states, "all"), session.replace(1, other)
-        assert torch.equal(logits[:, :position], session.logits[:, :position])
+        # Experts take the tokens that are routed to them together, so one token's change moves others by rounding.
+        assert relative(logits[:, :position], session.logits[:, :position]) <= (1e-6 if family == "jamba" else 0.0)
         assert relative(logits[:, position], single[:, position]) <= 1e-5
         assert relative(logits[:, -1], session.logits[:, -1]) > 1e-4
 

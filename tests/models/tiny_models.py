@@ -126,6 +126,14 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
+#: Config of `gemma3n_text`, whose blocks carry several streams at once.
+MULTI_STREAM: dict[str, Any] = {
+    **_SLIDING, **_IDS, "head_dim": 8, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * LAYERS,
+}  # fmt: skip
+
+
 def tiny_model(name: str, *, seed: int = 0, gain: float = 1.0, **changes: Any) -> Any:
     """The transformers model of a family, in eval mode; `changes` go into its config."""
     family = FAMILIES[name]

@@ -59,7 +59,9 @@ def _keeping_all(layer: Any) -> Any:
     if not getattr(layer, "is_sliding", False):
         return layer
     if hasattr(layer, "conv_states"):
-        return cache_utils.LinearAttentionAndFullAttentionLayer(number_of_states=layer.number_of_states)
+        # Before transformers could keep several states a layer, there was no such argument.
+        several = {"number_of_states": layer.number_of_states} if hasattr(layer, "number_of_states") else {}
+        return cache_utils.LinearAttentionAndFullAttentionLayer(**several)
     return cache_utils.DynamicLayer()
 
 
@@ -131,6 +133,8 @@ def _cache_slots(cache: Any) -> Iterator[Slot]:
             held = getattr(layer, name, None)
             if isinstance(held, dict):
                 yield from (_item_slot(held, key, index) for key in held)
+            elif isinstance(held, Tensor):
+                yield _attribute_slot(layer, name, index)
 
 
 def _filled(tensor: Tensor | None) -> bool:
