@@ -14,6 +14,7 @@ from deltalens.core.checks import require_matrix, require_positive, working_dtyp
 from deltalens.core.duplicates import group_equal_rows
 from deltalens.core.maps import FitProblem, Table, TokenwiseMap, parse_map
 from deltalens.core.neighbors import Metric, Neighborhoods, find_neighborhoods
+from deltalens.core.products import power_of_two
 from deltalens.core.subspaces import Subspace, dominant_subspace
 from deltalens.errors import InputError
 
@@ -169,7 +170,7 @@ def decompose_layer(
         raise InputError("a local fit needs neighborhoods and a global fit takes none; pass neighborhoods accordingly")
     dtype = working_dtype(x, y, pool_x, pool_y)
     x, y, pool_x, pool_y = (states.detach().to(dtype) for states in (x, y, pool_x, pool_y))
-    scale = _power_of_two(x, y, pool_x, pool_y)
+    scale = power_of_two(x, y, pool_x, pool_y)
     pool_x, updates = pool_x / scale, (pool_y - pool_x) / scale
     if neighborhoods is None:
         parts = _fit_globally(x / scale, Table(pool_x, updates), map, ridge, subspace, seed, probes)
@@ -177,7 +178,9 @@ def decompose_layer(
         neighbors = distinct.new_empty((x.shape[0], 0))
     else:
         merged = neighborhoods.merged
-        table = Table(pool_x[merged.representative], merged.averaged(updates))
+        inputs = pool_x[merged.representative]
+        gram = merged.gram if torch.equal(inputs * scale, merged.gram.inputs) else None
+        table = Table(inputs, merged.averaged(updates), gram, scale)
         parts = _fit_locally(x / scale, table, neighborhoods, map, ridge, subspace, seed, probes)
         distinct, neighbors = neighborhoods.distinct_neighbors, neighborhoods.indices
     tokenwise = x + parts.update * scale
@@ -278,9 +281,10 @@ def _fit_locally(
     rank, sigma = torch.empty(n, dtype=torch.long, device=anchors.device), anchors.new_empty((n, subspace))
     freedom = anchors.new_empty(n)
 
+    problem = map.prepared(FitProblem(anchors.unsqueeze(1), table, neighborhoods.rows, ridge, seed, probes))
+
     def fill(part: slice) -> None:
-        problem = FitProblem(anchors[part].unsqueeze(1), table, neighborhoods.rows[part], ridge, seed, probes)
-        fitted = map.fit(problem)
+        fitted = map.fit(problem.part(part))
         update[part] = fitted.update()[:, 0]
         found = fitted.subspace(subspace)
         basis[part], rank[part], sigma[part] = found.basis, found.rank, found.sigma
@@ -320,12 +324,6 @@ def _neighborhood_subspaces(table: Tensor, rows: Tensor, size: int) -> Subspace:
 
 def _repeated(one: Subspace, count: int) -> Subspace:
     return Subspace(one.basis.expand(count, -1, -1), one.rank.expand(count), one.sigma.expand(count, -1))
-
-
-def _power_of_two(*states: Tensor) -> float:
-    """A power of two near the largest entry: dividing by it is exact and keeps squares from over- or underflowing."""
-    largest = max(float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in states)
-    return 2.0 ** int(np.frexp(largest)[1]) if largest > 0 else 1.0
 
 
 def _require_layer(

@@ -1,10 +1,13 @@
 """Bitwise-equal pool rows, merged: their updates are averaged, without the members that an anchor may not use."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from deltalens.core.products import PoolGram
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,17 @@ class MergedRows:
     merged row has. Without duplicates merged rows are the pool rows themselves.
     """
 
+    pool_inputs: Float[Tensor, "p d"]
     groups: Groups | None
     representative: Int[Tensor, " rows"]
     reduced_group: Int[Tensor, " c"]
     excluded_member: Int[Tensor, " e"]
     excluded_from: Int[Tensor, " e"]
+
+    @cached_property
+    def gram(self) -> PoolGram:
+        """The Gram matrix of merged rows, shared by every map and every null."""
+        return PoolGram(self.pool_inputs[self.representative])
 
     def averaged(self, updates: Float[Tensor, "p d"]) -> Float[Tensor, "rows d"]:
         """Average updates over each merged row's members, in float64."""

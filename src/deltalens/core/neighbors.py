@@ -88,8 +88,9 @@ def find_neighborhoods(
     if not merging:
         everything = torch.arange(pool_inputs.shape[0], device=anchors.device)
         none = everything[:0]
-        return Neighborhoods(chosen, distances, different, chosen, MergedRows(None, everything, none, none, none))
-    indices, rows, merged = _without_excluded_members(units, chosen, excluded)
+        merged = MergedRows(pool_inputs, None, everything, none, none, none)
+        return Neighborhoods(chosen, distances, different, chosen, merged)
+    indices, rows, merged = _without_excluded_members(pool_inputs, units, chosen, excluded)
     return Neighborhoods(indices, distances, different, rows, merged)
 
 
@@ -256,7 +257,7 @@ def _settle(points: _Points, doubtful: Tensor, chosen: Tensor, squared: Tensor, 
 
 
 def _without_excluded_members(
-    units: Groups, chosen: Tensor, excluded: Tensor | None
+    pool_inputs: Tensor, units: Groups, chosen: Tensor, excluded: Tensor | None
 ) -> tuple[Tensor, Tensor, MergedRows]:
     """Pool indices, merged rows and their averaging, where anchors may not use some members of a group."""
     indices, rows = units.representative[chosen], chosen.clone()
@@ -273,7 +274,7 @@ def _without_excluded_members(
     rows[where, column] = units.count + torch.arange(keys.shape[0], device=chosen.device)
     indices[where, column] = _lowest_members_left(units, reduced, member, excluded_from)
     representative = torch.cat([units.representative, units.representative[reduced]])
-    return indices, rows, MergedRows(units, representative, reduced, member, excluded_from)
+    return indices, rows, MergedRows(pool_inputs, units, representative, reduced, member, excluded_from)
 
 
 def _lowest_members_left(units: Groups, reduced: Tensor, member: Tensor, excluded_from: Tensor) -> Tensor:

@@ -8,15 +8,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from deltalens.core.products import PoolGram, rows_times_points, weighted_rows
 from deltalens.core.subspaces import Subspace
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that fits draw from, and the products that several fits share."""
+    """Rows that fits draw from, and the products that several fits share.
+
+    ``gram``, where there is one, is of the inputs before they were divided by ``unit``.
+    """
 
     inputs: Float[Tensor, "rows d"]
     updates: Float[Tensor, "rows d"]
+    gram: PoolGram | None = None
+    unit: float = 1.0
 
     @cached_property
     def squares(self) -> Float[Tensor, "rows d"]:
@@ -70,6 +76,10 @@ class FitProblem:
         """d, the width of states."""
         return self.anchors.shape[2]
 
+    def part(self, chosen: slice) -> "FitProblem":
+        """Some of the fits."""
+        return replace(self, anchors=self.anchors[chosen], rows=None if self.rows is None else self.rows[chosen])
+
     def gathered(self, table: Float[Tensor, "rows d"]) -> Float[Tensor, "b k d"]:
         """Each fit's rows of a table."""
         if self.rows is None:
@@ -81,6 +91,24 @@ class FitProblem:
         if self.rows is None:
             return table.sum(0, dtype=torch.float64, keepdim=True).to(table.dtype)
         return torch.nn.functional.embedding_bag(self.rows, table, mode="sum")
+
+    def row_gram(self) -> Float[Tensor, "b k k"]:
+        """``XXᵀ`` in the states' dtype."""
+        if self.rows is None or self.table.gram is None:
+            return self.inputs @ self.inputs.mT
+        return self.table.gram.of(self.rows, self.table.unit)
+
+    def anchor_products(self) -> Float[Tensor, "b k a"]:
+        """``X x`` at the anchors, in the states' dtype."""
+        if self.rows is None or self.anchors.shape[1] != 1:
+            return self.inputs @ self.anchors.mT
+        return rows_times_points(self.table.inputs, self.rows, self.anchors[:, 0]).unsqueeze(2)
+
+    def weighted_updates(self, weights: Float[Tensor, "b k a"]) -> Float[Tensor, "b a d"]:
+        """``wᵀ D``."""
+        if self.rows is None or weights.shape[2] != 1:
+            return weights.mT @ self.updates
+        return weighted_rows(self.table.updates, self.rows, weights[..., 0]).unsqueeze(1)
 
     def totals(self, numbers: Float[Tensor, " rows"]) -> Float[Tensor, " b"]:
         """The sum of one number per row over each fit's rows."""
@@ -161,6 +189,10 @@ class TokenwiseMap(Protocol):
     def spans_updates(self, subspace: int) -> bool:
         """Whether ``T(x) - x`` lies in the dominant subspace of that size by construction, so that its share is 1."""
         return self.update_rank is not None and 0 < self.update_rank <= subspace
+
+    def prepared(self, problem: FitProblem) -> FitProblem:
+        """The problem with whatever its batches are to share, made before workers divide them."""
+        return problem
 
     def fit(self, problem: FitProblem) -> MapFit:
         """Fit one map per problem of the batch."""

@@ -43,11 +43,19 @@ class RidgeFit:
 
     @cached_property
     def _factor(self) -> Tensor:
-        x = self._rows
-        gram = x @ x.mT if self._dual else x.mT @ x
+        gram = self._gram()
         gram.diagonal(dim1=-2, dim2=-1).add_(scaled_strength(self.problem).to(gram.dtype).unsqueeze(1))
         factor, failed = torch.linalg.cholesky_ex(gram)
         return factor if not bool(failed.any()) else _shifted_cholesky(gram, factor, failed)
+
+    @property
+    def _in_state_dtype(self) -> bool:
+        return gram_dtype(self.problem) == self.problem.dtype
+
+    def _gram(self) -> Tensor:
+        if not self._dual:
+            return self._rows.mT @ self._rows
+        return self.problem.row_gram() if self._in_state_dtype else self._rows @ self._rows.mT
 
     @cached_property
     def _coefficients(self) -> Float[Tensor, "b d d"]:
@@ -59,9 +67,11 @@ class RidgeFit:
         anchors = self.problem.anchors
         if not self._dual:
             return (anchors.to(self._rows.dtype) @ self._coefficients).to(anchors.dtype)
-        products = self._rows @ anchors.to(self._rows.dtype).mT
-        weights = torch.cholesky_solve(products, self._factor).to(anchors.dtype)
-        return weights.mT @ self.problem.updates
+        if self._in_state_dtype:
+            products = self.problem.anchor_products()
+        else:
+            products = self._rows @ anchors.to(self._rows.dtype).mT
+        return self.problem.weighted_updates(torch.cholesky_solve(products, self._factor).to(anchors.dtype))
 
     @cached_property
     def _inverse(self) -> Tensor:
