@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from deltalens.core.maps.network import Network, train_networks
@@ -53,11 +53,11 @@ class MlpFit:
     def _some(self) -> Tensor:
         return (self.problem.energy > 0).to(self.problem.dtype).view(-1, 1, 1)
 
-    def _trained(self, centered_updates: Float[Tensor, "b k d"]) -> Network:
+    def _trained(self, features: Tensor, centered_updates: Tensor, rank: Tensor) -> Network:
         return train_networks(
-            self._features.rows,
+            features,
             centered_updates,
-            self._features.rank,
+            rank,
             hidden=self.hidden,
             ridge=self.problem.ridge,
             seed=self.problem.seed,
@@ -65,7 +65,7 @@ class MlpFit:
 
     @cached_property
     def _network(self) -> Network:
-        return self._trained(self._centered.updates)
+        return self._trained(self._features.rows, self._centered.updates, self._features.rank)
 
     def update(self) -> Float[Tensor, "b a d"]:
         """``δ̄ + f(x̂)`` at the anchors."""
@@ -80,21 +80,39 @@ class MlpFit:
         return dominant_subspace(self._fitted_updates, size)
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
-        """Hutchinson's estimate: the mean of ``Z · (ŷ(Y + εZ) - ŷ(Y)) / ε / d`` over seeded sign matrices Z."""
-        centered = self._centered.updates
+        """Hutchinson's estimate: the mean of ``Z · (ŷ(Y + εZ) - ŷ(Y)) / ε / d`` over seeded sign matrices Z.
+
+        Each probe trains again, so fits that the problem doesn't mark as probed are left NaN.
+        """
+        chosen = self._probed
+        centered = self._centered.updates[chosen]
+        freedom = self.problem.mean_update.new_full((self.problem.anchors.shape[0],), torch.nan)
+        if not self.problem.probes or not chosen.numel():
+            return freedom
         size = centered.square().mean((1, 2), keepdim=True).sqrt() * PROBE_STEP
         step = torch.where(size > 0, size, 1.0)
         generator = torch.Generator().manual_seed(self.problem.seed)
         total = centered.new_zeros(centered.shape[0])
         for _ in range(self.problem.probes):
             signs = torch.randint(0, 2, centered.shape[1:], generator=generator).to(centered) * 2 - 1
-            middle = signs.mean(0)
-            moved = self._trained(centered + step * (signs - middle))
-            change = moved(self._features.rows) + step * middle + self.problem.mean_update.unsqueeze(1)
-            change = change * self._some - self._fitted_updates
-            total = total + (change * signs / step).sum((1, 2))
-        scale = self.problem.probes * self.problem.width
-        return total / scale if scale else total + torch.nan
+            total = total + (self._response(chosen, centered, step, signs) * signs / step).sum((1, 2))
+        freedom[chosen] = total / (self.problem.probes * self.problem.width)
+        return freedom
+
+    @cached_property
+    def _probed(self) -> Int[Tensor, " c"]:
+        marked = self.problem.probed
+        if marked is None:
+            return torch.arange(self.problem.anchors.shape[0], device=self.problem.anchors.device)
+        return marked.nonzero()[:, 0]
+
+    def _response(self, chosen: Tensor, centered: Tensor, step: Tensor, signs: Tensor) -> Float[Tensor, "c k d"]:
+        """How the chosen fits' fitted updates change when their updates move by ``step · signs``."""
+        middle = signs.mean(0)
+        features = self._features.rows[chosen]
+        moved = self._trained(features, centered + step * (signs - middle), self._features.rank[chosen])
+        change = moved(features) + step * middle + self.problem.mean_update[chosen].unsqueeze(1)
+        return change * self._some[chosen] - self._fitted_updates[chosen]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.core.products import PoolGram, rows_times_points, weighted_rows
@@ -51,7 +51,8 @@ class FitProblem:
     """A batch of b fits, each on k rows of a table and evaluated at a anchors.
 
     A local fit has a = 1 and its own rows; a global one has b = 1 and all rows (``rows`` is None). ``probes`` random
-    directions estimate degrees of freedom that have no closed form; without any those are NaN.
+    directions estimate degrees of freedom that have no closed form, of the fits that ``probed`` marks (all, if None);
+    the others' are NaN.
     """
 
     anchors: Float[Tensor, "b a d"]
@@ -60,6 +61,7 @@ class FitProblem:
     ridge: float
     seed: int
     probes: int = 1
+    probed: Bool[Tensor, " b"] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +80,9 @@ class FitProblem:
 
     def part(self, chosen: slice) -> "FitProblem":
         """Some of the fits."""
-        return replace(self, anchors=self.anchors[chosen], rows=None if self.rows is None else self.rows[chosen])
+        rows = None if self.rows is None else self.rows[chosen]
+        probed = None if self.probed is None else self.probed[chosen]
+        return replace(self, anchors=self.anchors[chosen], rows=rows, probed=probed)
 
     def gathered(self, table: Float[Tensor, "rows d"]) -> Float[Tensor, "b k d"]:
         """Each fit's rows of a table."""
