@@ -43,10 +43,9 @@ folder ends with finite figures on the scheme named here.
 _NOTES = """## Worth knowing
 
 A check named in the last column doesn't hold, and a run takes care of it: RecurrentGemma keeps its states on its
-modules, so its own cached generation differs from its forward pass. On transformers 5.9 the chunked scan of Zamba 2 and
-Nemotron-H errs slightly from the second chunk on, in float64 too, so windows longer than `chunk_size` differ from the
-same model's own single steps; where the difference passes the limit of parity, a run falls back to patch-and-rerun and
-says so.
+modules and returns no cache. On transformers 5.9 the chunked scan of Zamba 2 and Nemotron-H errs slightly from the
+second chunk on, in float64 too, so windows longer than `chunk_size` (16 here) differ from the same model's own single
+steps; where the difference passes the limit of parity, a run falls back to patch-and-rerun and says so.
 """
 
 _NAMES = {"attention": "attention", "sliding_attention": "sliding attention", "mlp": "MLP", "mamba2": "Mamba 2",

@@ -5,6 +5,7 @@ import hashlib
 import zipfile
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
@@ -104,12 +105,22 @@ def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path.home() / ".cache" / "deltalens"
 
 
-def test_smollm2_is_an_ordinary_model_that_predicts_english(tmp_path: Path) -> None:
+def test_smollm2_is_an_ordinary_model_that_predicts_english(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         fetch(NAMED["smollm2-135m"])
     except ModelError as error:
         pytest.skip(str(error))
+    parsed: list[object] = []
+
+    class CountedReader(gguf.GGUFReader):  # type: ignore[misc]
+        def __init__(self, *args: object) -> None:
+            parsed.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(gguf, "GGUFReader", CountedReader)
     model = load("smollm2-135m")
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is CountedReader
     assert (model.n_layers, model.width, model.vocabulary) == (30, 576, 49152)
     assert (model.dtype, model.identity.source, model.identity.quantization) == (torch.float32, "named", None)
     assert cross_entropy(model) == pytest.approx(3.05, abs=0.55)

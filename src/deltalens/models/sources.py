@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import logging
 from collections.abc import Iterator
@@ -85,7 +86,8 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Loaded:
 
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, "local_files_only": True}
     # The bar of the GGUF reader has no switch of its own.
-    with _one_line(f"The GGUF file {path} can't be read"), quiet(), contextlib.redirect_stderr(io.StringIO()):
+    silent = contextlib.redirect_stderr(io.StringIO())
+    with _one_line(f"The GGUF file {path} can't be read"), quiet(), silent, _parsed_once():
         quantised = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**where)
     config = copy.deepcopy(quantised.config)
@@ -97,6 +99,19 @@ def read_gguf(path: Path, dtype: torch.dtype) -> Loaded:
     plain.load_state_dict(quantised.state_dict())
     plain.tie_weights()
     return Loaded(plain.to(dtype), tokenizer)
+
+
+@contextlib.contextmanager
+def _parsed_once() -> Iterator[None]:
+    # transformers parses the file anew for the config, the weights and the tokenizer: most of the time that it takes.
+    import gguf
+
+    reader = gguf.GGUFReader
+    gguf.GGUFReader = functools.cache(reader)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
 
 
 def _read_weights(name: str, dtype: torch.dtype | None, *, spread: bool, **where: Any) -> Any:
