@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deltalens.api import Run, open, run
-    from deltalens.core.decompose import Decomposition, decompose
+    from deltalens.core.decompose import decompose
+    from deltalens.core.decomposition import Decomposition
     from deltalens.errors import CorpusError, DeltalensError, InputError, ModelError, StoreError
     from deltalens.experiment.spec import RunSpec
     from deltalens.models import Model, capture, doctor, intervene, load
@@ -45,7 +46,8 @@ __all__ = [
 # Names are looked up on first use, so that importing the package loads neither transformers nor matplotlib.
 _HOMES = {
     "deltalens.api": ("Run", "open", "run"),
-    "deltalens.core.decompose": ("Decomposition", "decompose"),
+    "deltalens.core.decompose": ("decompose",),
+    "deltalens.core.decomposition": ("Decomposition",),
     "deltalens.errors": ("CorpusError", "DeltalensError", "InputError", "ModelError", "StoreError"),
     "deltalens.experiment.spec": ("RunSpec",),
     "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from deltalens.experiment.resume import check_resumable
 from deltalens.experiment.spec import RunSpec
 from deltalens.experiment.store import StoredRun
 from deltalens.models import Model
+from deltalens.models.identity import weight_hash
 from deltalens.report import Claim, claims_for, notebook_html, write_figures, write_report
 from deltalens.report.plots import angle_plot, profile_plot, scatter_plot
 
@@ -102,10 +104,11 @@ def run(
         >>> sorted(run.summary()["protocol"])
         ['held_out', 'in_sample']
     """
+    text = text if text is None or isinstance(text, (str, Path)) else list(text)
     spec, documents = _spec_and_documents(model, text, fields)
     return run_spec(
         spec,
-        model if isinstance(model, Model) else None,
+        _as_it_is(model) if isinstance(model, Model) else None,
         documents,
         out=None if out is None else Path(out),
         resume=resume,
@@ -159,12 +162,32 @@ def fresh_folder(model: str) -> Path:
 def _spec_and_documents(
     model: str | Path | Model | None, text: TextSource | None, fields: dict[str, object]
 ) -> tuple[RunSpec, Documents | None]:
-    named = {} if model is None else {"model": model.identity.name if isinstance(model, Model) else str(model)}
+    named = _named(model, fields)
     paths = _paths(text)
     if paths:
         return RunSpec.parse(**named, text=paths, **fields), None
     spec = RunSpec.parse(**named, **fields)
     return spec, None if text is None else read_source(text)
+
+
+def _named(model: object, fields: dict[str, object]) -> dict[str, object]:
+    """The fields of a spec that the model argument decides."""
+    if model is None:
+        return {}
+    if isinstance(model, (str, Path)):
+        return {"model": str(model)}
+    if not isinstance(model, Model):
+        raise InputError(f"model is a {type(model).__name__}; give a name, a path or what deltalens.load returns")
+    decided = sorted({"dtype", "device", "revision", "trust_remote_code"} & set(fields))
+    if decided:
+        raise InputError(f"{decided[0]} can't be changed on a model that is loaded; give it to deltalens.load")
+    plain = model.identity.dtype if model.identity.dtype in ("bfloat16", "float16") else None
+    return {"model": model.identity.name, "revision": model.identity.revision, "dtype": plain}
+
+
+def _as_it_is(model: Model) -> Model:
+    """The model with the hash of its weights as they are now; they may have been edited since it was loaded."""
+    return replace(model, identity=replace(model.identity, weight_hash=weight_hash(model.hf)))
 
 
 def _paths(text: TextSource | None) -> tuple[str, ...]:
@@ -174,9 +197,12 @@ def _paths(text: TextSource | None) -> tuple[str, ...]:
 
 
 def _check_folder(out: Path, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise StoreError(f"{out} is a file; give a folder as out (--out)")
-    holds_run = (out / "run.json").exists()
+    try:
+        if out.exists() and not out.is_dir():
+            raise StoreError(f"{out} is a file; give a folder as out (--out)")
+        holds_run = (out / "run.json").exists()
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{out} can't be used as a folder: {getattr(error, 'strerror', None) or error}") from None
     if holds_run and not resume:
         raise StoreError(f"{out} already holds a run; continue it with resume (--resume) or give another folder")
     if not holds_run and not resume and out.exists() and any(out.iterdir()):

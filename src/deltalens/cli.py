@@ -55,10 +55,12 @@ def _run(
 ) -> None:
     from deltalens.api import run_spec
     from deltalens.experiment.progress import Bars, Silent
+    from deltalens.experiment.resume import resumed_fields
     from deltalens.report import summary_table
 
     given = {name: value for name, value in fields.items() if value is not None and value != []}
-    spec = RunSpec.from_yaml(config, **given) if config is not None else RunSpec.parse(**given)
+    known = resumed_fields(out) if resume and out is not None else {}
+    spec = RunSpec.from_yaml(config, **given) if config is not None else RunSpec.parse(**known | given)
     progress = Silent() if quiet or as_json else Bars(Console(stderr=True))
     finished = run_spec(spec, None, None, out=out, resume=resume, progress=progress)
     report = finished.folder / "report.html"

@@ -60,6 +60,12 @@ def texts(tmp_path: Path) -> Path:
         (["--window", "100000"], 2, "window"),
         (["--protocol", "leave_one_out", "--fit", "global"], 2, "leave_one_out"),
         (["--resume"], 2, "--out"),
+        (["x" * 300], 1, "x" * 40),
+        (["--out", "x" * 300], 1, "too long"),
+        (["--text", "x" * 300], 1, "too long"),
+        (["--ridge", "1e300"], 2, "ridge"),
+        (["--skip-first", "128"], 2, "lower skip_first"),
+        (["--neighbors", "600", "--tokens", "256"], 1, "pool of in_sample"),
         (["no_config"], 1, "no_config"),
         (["/no/such/folder"], 1, "/no/such/folder"),
         (["--device", "nowhere"], 2, "nowhere"),
@@ -105,6 +111,8 @@ def test_a_run_prints_its_report_and_refuses_the_folder_the_second_time(run_cli,
     code, _, err = run_cli("run", *SMALL, "--out", "a")
     assert code == 1
     assert "--resume" in err
+    code, out, _ = run_cli("run", "--resume", "--out", "a", "--quiet")
+    assert code == 0
     code, _, err = run_cli("run", *SMALL[:-1], "mean", "--quiet", "--out", "a", "--resume")
     assert code == 1
     assert "maps was" in err

@@ -138,12 +138,26 @@ def test_a_string_is_content_and_a_path_is_a_file(tmp_path: Path) -> None:
     assert [d.text for d in read_source([file, "more"]).items] == ["content of the file", "more"]
 
 
+def test_a_text_that_comes_twice_counts_once_and_equal_names_are_told_apart() -> None:
+    found = read_source(["same text", "another", "same text"])
+    assert [document.text for document in found.items] == ["same text", "another"]
+
+
+def test_files_of_one_name_in_several_folders_have_names_of_their_own(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text(f"in {folder}")
+    found = read_paths([tmp_path / "a" / "text.txt", tmp_path / "b" / "text.txt"])
+    assert len({document.name for document in found.items}) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
         ("a.txt", b"\xff\xfe", "UTF-8"),
         ("a.txt", b" \n", "empty"),
         ("a.jsonl", b"{", "isn't JSON"),
+        ("a.jsonl", b'{"text": "half \\ud800"}', "surrogate"),
         ("a.jsonl", b"[1]", "'text'"),
         ("a.jsonl", b'{"text": 3}', "'text'"),
     ],

@@ -163,6 +163,29 @@ def test_another_spec_in_the_same_folder_is_refused_with_the_difference(model: d
         dl.run(model, out=run.folder, resume=True, **(SMALL | {"neighbors": 25}))
 
 
+def test_edited_weights_are_another_model(run: dl.Run) -> None:
+    model = dl.load("tiny-gpt2")
+    with torch.no_grad():
+        model.hf.transformer.h[2].mlp.c_proj.weight.zero_()
+    with pytest.raises(dl.StoreError, match="weights was"):
+        dl.run(model, out=run.folder, resume=True, **SMALL)
+
+
+def test_a_loaded_model_keeps_its_precision(model: dl.Model) -> None:
+    with pytest.raises(dl.InputError, match=r"deltalens\.load"):
+        dl.run(model, dtype="bfloat16", **SMALL)
+
+
+def test_a_refused_run_leaves_the_folder_free(model: dl.Model, tmp_path: Path) -> None:
+    options = SMALL | {"layers": [0], "neighbors": 300, "maps": ["mean"], "protocol": ["held_out"]}
+    neox = dl.load("tiny-neox")
+    with pytest.raises(dl.InputError, match="distinct"):
+        dl.run(neox, out=tmp_path / "r", **options)
+    assert (
+        dl.run(neox, out=tmp_path / "r", resume=True, **(options | {"neighbors": 24})).manifest["status"] == "complete"
+    )
+
+
 def test_without_controls_their_columns_are_not_there(model: dl.Model, tmp_path: Path) -> None:
     made = dl.run(model, out=tmp_path / "r", controls=False, **(SMALL | {"layers": [1], "maps": ["mean"]}))
     assert "kl_single" in made.tokens()

@@ -16,6 +16,8 @@ from spoiling import HARMS, spoil
 
 import deltalens as dl
 from deltalens.experiment import states
+from deltalens.experiment.captured import _non_finite
+from deltalens.experiment.corpus import Windows
 
 SMALL: dict[str, Any] = {
     "layers": [1, 3],
@@ -144,7 +146,19 @@ def test_non_finite_weights_are_located(tmp_path: Path) -> None:
     with pytest.raises(dl.ModelError) as caught:
         dl.run(model, out=tmp_path / "r", **SMALL)
     assert "\n" not in str(caught.value)
-    assert "first after layer 3" in str(caught.value)
+    assert "transformer.h.3.mlp.c_fc.bias" in str(caught.value)
+
+
+def test_non_finite_states_are_located() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    windows = Windows(ids, torch.tensor([4, 3]), torch.tensor([0, 1]), ids.bool())
+    norms = torch.ones(2, 4, 7)
+    assert _non_finite([windows], [norms]) is None
+    norms[1, 3] = torch.nan  # padding
+    assert _non_finite([windows], [norms]) is None
+    norms[0, 2, 4:] = torch.inf
+    norms[1, 0, 5:] = torch.nan
+    assert _non_finite([windows], [norms]) == "2 of 7 tokens have NaN or infinite states, first after layer 3"
 
 
 def test_ctrl_c_ends_with_a_clean_line_and_exit_code_130(run: dl.Run, tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ def require_matrix(name: str, value: Tensor, *, width: int | None = None, rows: 
         raise InputError(f"{name} holds NaN or infinite values, first in row {first}; drop such rows")
 
 
+#: Above it a map is the identity (or the mean) to the last digit, and float32 comes near its end.
+LARGEST_RIDGE = 1e12
+
+
 def require_positive(name: str, value: float, meaning: str) -> None:
     """Refuse a setting that must be a finite number above 0."""
     if not 0 < value < float("inf"):

@@ -1,16 +1,16 @@
 """The decomposition ``y = T(x) + r`` of a layer's updates into a tokenwise part and a residual."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from numpy.typing import NDArray
+from jaxtyping import Float
 from torch import Tensor
 
 from deltalens.core.batches import batch_size, over_batches
-from deltalens.core.checks import require_matrix, require_positive, working_dtype
+from deltalens.core.checks import LARGEST_RIDGE, require_matrix, require_positive, working_dtype
+from deltalens.core.decomposition import Array, Decomposition
 from deltalens.core.duplicates import group_equal_rows
 from deltalens.core.maps import FitProblem, Table, TokenwiseMap, parse_map
 from deltalens.core.neighbors import Metric, Neighborhoods, find_neighborhoods
@@ -18,31 +18,11 @@ from deltalens.core.products import power_of_two
 from deltalens.core.subspaces import Subspace, dominant_subspace
 from deltalens.errors import InputError
 
-Array = TypeVar("Array", Tensor, NDArray[Any])
 Protocol = Literal["held_out", "leave_one_out", "in_sample"]
 Fit = Literal["local", "global"]
 
 PROBED_ANCHORS = 256
 """The most anchors of a layer whose degrees of freedom are estimated where they have no closed form."""
-
-
-@dataclass(frozen=True)
-class Decomposition(Generic[Array]):
-    """``update = (T(x) - x) + residual`` for n tokens, with what the fits say of themselves.
-
-    ``tokenwise`` is T(x), ``residual`` is y - T(x), ``update`` is y - x; ``basis`` holds the orthonormal columns of
-    each token's dominant subspace, zero-padded past ``subspace_rank``; ``neighbors`` are pool indices (none for a
-    global fit); ``distinct_neighbors`` counts distinct inputs that a fit used.
-    """
-
-    tokenwise: Float[Array, "n d"]
-    residual: Float[Array, "n d"]
-    update: Float[Array, "n d"]
-    basis: Float[Array, "n d m"]
-    subspace_rank: Int[Array, " n"]
-    neighbors: Int[Array, "n k"]
-    distinct_neighbors: Int[Array, " n"]
-    degrees_of_freedom: Float[Array, " n"]
 
 
 def decompose(
@@ -352,6 +332,10 @@ def _require_layer(
     require_matrix("pool inputs", pool_x, width=x.shape[1])
     require_matrix("pool outputs", pool_y, width=x.shape[1], rows=pool_x.shape[0])
     require_positive("ridge", ridge, "without it a fit isn't unique")
+    if ridge > LARGEST_RIDGE:
+        raise InputError(
+            f"ridge is {ridge:g}, above {LARGEST_RIDGE:g}; use map='identity' for what an endless ridge gives"
+        )
     if subspace < 1:
         raise InputError(f"subspace must be at least 1 column, but {subspace} was given")
     if fit not in ("local", "global"):
@@ -378,7 +362,10 @@ def _as_tensor(name: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return torch.from_numpy(np.ascontiguousarray(value))
+        if value.dtype.itemsize > 8:
+            raise InputError(f"{name} is an array of {value.dtype}; give float16, float32 or float64")
+        native = value.astype(value.dtype.newbyteorder("="), copy=not value.flags.writeable)
+        return torch.from_numpy(np.ascontiguousarray(native))
     kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
     raise InputError(f"{name} must be a floating-point numpy array or torch tensor, but a {kind} was given")
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from deltalens.core.decompose import Decomposition
+from deltalens.core.decomposition import Decomposition
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
     _require_tokens(exclusions, spec.neighbors if spec.fit == "local" else 1)
     included = tables[0][~tables[0]["excluded"]]
     windows_of = torch.tensor(included["window"].to_numpy())
-    clusters = clusters_of(included["document"].to_numpy(), included["window"].to_numpy())
+    windows = included["window"].to_numpy()
+    clusters = clusters_of(corpus.evaluation.documents.numpy()[windows], windows)
     codes = np.unique(clusters, return_inverse=True)[1]
     return Captured(
         plan=plan,

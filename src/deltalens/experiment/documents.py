@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a run and their identity: a name to show and a SHA-256 over all names and texts."""
+    """The documents of a run and their identity: a name to show and a SHA-256 over all texts, in order."""
 
     name: str
     items: tuple[Document, ...]
@@ -93,7 +94,7 @@ def read_dataset(name: str, *, most_documents: int = 20_000) -> Documents:
 
 
 def _read_path(path: Path) -> Iterator[Document]:
-    if path.is_dir():
+    if _is_folder(path):
         files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES and p.is_file())
         if not files:
             raise CorpusError(f"the folder {path} holds no text file; give one with {', '.join(TEXT_SUFFIXES)} files")
@@ -101,6 +102,13 @@ def _read_path(path: Path) -> Iterator[Document]:
             yield from _read_file(file, str(file.relative_to(path)))
     else:
         yield from _read_file(path, path.name)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"the path {path} can't be used: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _read_file(path: Path, name: str) -> Iterator[Document]:
@@ -137,4 +145,23 @@ def _checked(documents: Documents) -> Documents:
     kept = tuple(document for document in documents.items if document.text.strip())
     if not kept:
         raise CorpusError("the text is empty; give a text with at least a few thousand tokens")
-    return Documents(documents.name, kept)
+    for document in kept:
+        if any("\ud800" <= character <= "\udfff" for character in document.text):
+            raise CorpusError(
+                f"document '{document.name}' holds half a character (a lone surrogate); mend its encoding"
+            )
+    # A text that comes twice would stand in the evaluation and in the pool that is held out from it.
+    first = {document.text: document for document in reversed(kept)}
+    distinct = tuple(document for document in kept if first[document.text] is document)
+    return Documents(documents.name, _named_apart(distinct))
+
+
+def _named_apart(documents: tuple[Document, ...]) -> tuple[Document, ...]:
+    """Number the names that come several times, so that a name says which document is meant."""
+    seen: Counter[str] = Counter()
+    apart = []
+    for document in documents:
+        seen[document.name] += 1
+        count = seen[document.name]
+        apart.append(document if count == 1 else Document(f"{document.name} ({count})", document.text))
+    return tuple(apart)

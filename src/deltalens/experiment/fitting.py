@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from deltalens.core.controls import permuted_updates
-from deltalens.core.decompose import Decomposition, decompose_layer, decomposition_from_tokenwise
+from deltalens.core.decompose import decompose_layer, decomposition_from_tokenwise
+from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import Geometry, chance_geometry, measure_geometry
 from deltalens.core.maps import TokenwiseMap
 from deltalens.core.neighbors import Neighborhoods, find_neighborhoods

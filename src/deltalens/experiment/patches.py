@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.core.controls import covariance_directions, random_directions, shuffled_directions
-from deltalens.core.decompose import Decomposition
+from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import split_residual
 from deltalens.experiment.spec import RunSpec
 

@@ -27,7 +27,7 @@ _PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 def execute(plan: Plan, progress: Progress) -> StoredRun:
     """Do what a plan says, or the part of it that isn't committed yet; return the finished run."""
     folder = plan.folder
-    with folder.locked():
+    with folder.locked(), folder.left_empty_on_refusal():
         manifest = started_manifest(plan)
         folder.write_manifest(manifest)
         captured = capture_states(plan, progress)

@@ -88,6 +88,7 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     window = choose_window(spec.window, model)
     tokens = spec.tokens or DEFAULT_WINDOWS * window
     pool_tokens = spec.pool_tokens or DEFAULT_POOL_MULTIPLE * tokens
+    _check_sizes(spec, window, tokens, pool_tokens)
     corpus = build_corpus(
         documents,
         model.tokenizer,
@@ -137,6 +138,24 @@ def _check_ranks(spec: RunSpec, model: Model) -> None:
         if rank is not None and rank > model.width:
             raise InputError(
                 f"map '{text}' asks for rank {rank}, but states have {model.width} components; lower the rank"
+            )
+
+
+def _check_sizes(spec: RunSpec, window: int, tokens: int, pool_tokens: int) -> None:
+    if spec.skip_first >= window:
+        raise InputError(f"skip_first is {spec.skip_first}, but windows have {window} tokens; lower skip_first")
+    kept = 1 - spec.skip_first / window
+    pools = {
+        "held_out": ("pool_tokens", pool_tokens),
+        "in_sample": ("tokens", tokens),
+        "leave_one_out": ("tokens", tokens - 1),
+    }
+    for protocol in spec.protocol:
+        field, size = pools[protocol]
+        if spec.fit == "local" and size * kept < spec.neighbors:
+            raise CorpusError(
+                f"{field} leaves about {int(size * kept)} tokens as the pool of {protocol}, but {spec.neighbors} "
+                f"neighbors were asked for; raise {field} or lower neighbors"
             )
 
 

@@ -1,10 +1,12 @@
 """Whether a folder's run may be continued: same spec, same weights, same text, same versions."""
 
+from pathlib import Path
 from typing import Any
 
 from deltalens.errors import StoreError
 from deltalens.experiment.plan import Plan, measuring_versions
 from deltalens.experiment.spec import EXECUTION_FIELDS
+from deltalens.experiment.store import RunFolder
 
 
 def check_resumable(plan: Plan) -> None:
@@ -19,6 +21,13 @@ def check_resumable(plan: Plan) -> None:
         f"{plan.folder.folder} holds another run: {'; '.join(differences) or 'its fingerprint differs'}; "
         f"use the same settings to resume, or give another folder"
     )
+
+
+def resumed_fields(folder: Path) -> dict[str, Any]:
+    """The fields of the run that a folder holds, so that they needn't be typed again; none where it holds none."""
+    if not RunFolder(folder).exists():
+        return {}
+    return _mapping(RunFolder(folder).read_manifest(), "spec")
 
 
 def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:

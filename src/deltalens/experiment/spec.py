@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from deltalens.core.checks import LARGEST_RIDGE
 from deltalens.core.maps import parse_map
 from deltalens.errors import DeltalensError, InputError
 
@@ -53,7 +55,7 @@ class RunSpec(BaseModel):
     exclude_window: bool = Field(False, description="leave_one_out drops the anchor's whole window.")
     scope: tuple[Scope, ...] = Field(("single", "all"), description="Replace one position, or all at once.")
     fit: Literal["local", "global"] = Field("local", description="One map per token, or one for the whole pool.")
-    ridge: float = Field(1e-2, gt=0, allow_inf_nan=False, description="Relative ridge of the fits.")
+    ridge: float = Field(1e-2, gt=0, le=LARGEST_RIDGE, allow_inf_nan=False, description="Relative ridge of the fits.")
     window: int | None = Field(
         None, ge=4, description="Tokens per window. Default: 256, or less where the model can't take as many."
     )
@@ -97,8 +99,8 @@ class RunSpec(BaseModel):
     def _layers_text(cls, value: object) -> object:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        if isinstance(value, (list, tuple)) and all(isinstance(layer, int) for layer in value):
-            return ",".join(str(layer) for layer in value)
+        if isinstance(value, (list, tuple, range)) and all(isinstance(layer, Integral) for layer in value):
+            return ",".join(str(int(layer)) for layer in value)
         return value
 
     @field_validator("maps")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from deltalens.errors import StoreError
+from deltalens.errors import InputError, ModelError, StoreError
 from deltalens.experiment.commit import (
     MARKER,
     commit_folder,
@@ -78,6 +78,18 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def left_empty_on_refusal(self) -> Iterator[None]:
+        """Take back a folder in which nothing was committed when a run is refused, so that it can be used again."""
+        try:
+            yield
+        except (InputError, ModelError):
+            if not any((self.folder / "units").glob(f"*/{MARKER}")):
+                shutil.rmtree(self.folder / "units", ignore_errors=True)
+                self.drop_states()
+                (self.folder / _MANIFEST).unlink(missing_ok=True)
+            raise
 
     def exists(self) -> bool:
         """Whether the folder holds a run, finished or not."""
@@ -146,7 +158,11 @@ class StoredRun:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        try:
+            found = self.folder.is_dir()
+        except (OSError, ValueError):
+            found = False
+        if not found:
             raise StoreError(f"{self.folder} is no folder; give the folder of a run")
         if self.manifest.get("schema") != SCHEMA_VERSION:
             raise StoreError(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from deltalens.core.decompose import Decomposition
+from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import Geometry
 from deltalens.experiment.corpus import Windows
 from deltalens.experiment.exclusions import REASONS, Exclusions

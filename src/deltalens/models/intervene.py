@@ -8,13 +8,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from deltalens.core.divergence import kl_divergence
+from deltalens.errors import InputError
 from deltalens.models.batches import token_batch
 from deltalens.models.interventions.choice import SCHEMES, choose_scheme
 from deltalens.models.interventions.isolated import isolated_outputs
@@ -82,6 +83,7 @@ def intervene(
     Raises:
         InputError: Strings instead of token ids, a layer that doesn't exist, or shapes that don't fit.
     """
+    _check_request(layer, states, scope)
     windows = token_batch(model, batch)
     input_ids, attention_mask = windows.input_ids, windows.attention_mask
     scheme = "rerun" if scope == "all" else _scheme_for(model, input_ids, attention_mask)
@@ -89,6 +91,15 @@ def intervene(
         logits = session.replace(layer, states, scope)
         kl = kl_divergence(session.logits, logits)
     return Intervention(logits, kl, "plain" if scope == "all" else scheme)
+
+
+def _check_request(layer: object, states: object, scope: object) -> None:
+    if scope not in get_args(Scope):
+        raise InputError(f"scope is {scope!r}; choose one of {', '.join(get_args(Scope))}")
+    if not isinstance(layer, int):
+        raise InputError(f"layer is {layer!r}; give a whole number, counted from 0")
+    if not isinstance(states, Tensor):
+        raise InputError(f"states is a {type(states).__name__}; give a torch tensor (windows, tokens, width)")
 
 
 def _scheme_for(model: Model, input_ids: Tensor, attention_mask: Tensor) -> str:

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from deltalens.core.maps.protocol import FitProblem
 from deltalens.core.subspaces import Subspace, dominant_subspace
+from deltalens.errors import InputError
 
 FLOAT32_CONDITION = 1e4
 """Up to this condition number, k / ridge at most, a float32 Gram matrix gives float32 accuracy in T(x)."""
+
+MOST_SHIFTS = 40
+"""Tenfold shifts after which a Gram matrix is past mending."""
 
 
 def scaled_strength(problem: FitProblem) -> Float[Tensor, " b"]:
@@ -139,10 +143,11 @@ def _shifted_cholesky(gram: Tensor, factor: Tensor, failed: Tensor) -> Tensor:
     bad = failed.nonzero()[:, 0]
     stubborn = gram[bad]
     shift = stubborn.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(gram.dtype).eps
-    while True:
+    for _ in range(MOST_SHIFTS):
         stubborn.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(1))
         again, still = torch.linalg.cholesky_ex(stubborn)
         if not bool(still.any()):
             factor[bad] = again
             return factor
         shift = shift * 10
+    raise InputError("a fit's Gram matrix can't be factored at any shift; its states are too large or not finite")
