@@ -16,7 +16,8 @@ def test_the_largest_ridge_gives_the_identity_or_the_mean(name: str, dtype: torc
     found = decompose(x, y, protocol="in_sample", map=name, neighbors=12, ridge=1e12)
     limit = "mean" if name in ("affine", "mlp:4") else "identity"
     expected = decompose(x, y, protocol="in_sample", map=limit, neighbors=12)
-    assert (found.tokenwise - expected.tokenwise).abs().max() <= 1e-4
+    # Adam's last steps have a size of their own, so a network comes near its limit and not onto it.
+    assert (found.tokenwise - expected.tokenwise).abs().max() <= (1e-3 if name == "mlp:4" else 1e-4)
 
 
 @pytest.mark.parametrize("ridge", [1e13, 1e300, float("inf"), float("nan"), 0.0, -1.0])

@@ -186,6 +186,16 @@ def test_a_refused_run_leaves_the_folder_free(model: dl.Model, tmp_path: Path) -
     )
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"scope": "Single"}, "scope"), ({"layer": "2"}, "layer"), ({"layer": 99}, "99"), ({"states": None}, "states")],
+)
+def test_an_intervention_that_means_nothing_is_refused(model: dl.Model, change: dict[str, Any], says: str) -> None:
+    asked = {"layer": 1, "states": torch.zeros(1, 12, 128)} | change
+    with pytest.raises((dl.InputError, TypeError), match=says):
+        dl.intervene(model, torch.arange(12)[None], **asked)
+
+
 def test_without_controls_their_columns_are_not_there(model: dl.Model, tmp_path: Path) -> None:
     made = dl.run(model, out=tmp_path / "r", controls=False, **(SMALL | {"layers": [1], "maps": ["mean"]}))
     assert "kl_single" in made.tokens()
