@@ -13,8 +13,12 @@ from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import Geometry, chance_geometry, measure_geometry
 from deltalens.core.maps import TokenwiseMap
 from deltalens.core.neighbors import Neighborhoods, find_neighborhoods
+from deltalens.experiment.captured import Captured
 from deltalens.experiment.spec import Protocol, RunSpec
+from deltalens.experiment.states import StateShards
 from deltalens.models import Model, isolated_outputs
+
+_PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,21 @@ class LayerStates:
     windows: Int[Tensor, " n"]
     pool_x: Float[Tensor, "p d"] | None
     pool_y: Float[Tensor, "p d"] | None
+
+
+def layer_states(captured: Captured, layer: int) -> LayerStates:
+    """The included tokens of one transition, on the model's device and in the precision of the fits."""
+    precision, device = _PRECISIONS[captured.plan.spec.precision], captured.plan.model.device
+    included = captured.exclusions.included
+
+    def chosen(shards: StateShards, tokens: Tensor) -> list[Tensor]:
+        return [states[tokens].to(device, precision) for states in shards.layer(layer)]
+
+    x, y = chosen(captured.evaluation, included)
+    pool_x, pool_y = None, None
+    if captured.pool is not None and captured.pool_exclusions is not None:
+        pool_x, pool_y = chosen(captured.pool, captured.pool_exclusions.included)
+    return LayerStates(layer, x, y, torch.nonzero(included)[:, 0], pool_x, pool_y)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A run from plan to finished folder: check, capture, exclude, then fit, measure and commit unit by unit."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 import torch
@@ -10,7 +8,7 @@ from torch import Tensor
 
 from deltalens.core.maps import parse_map
 from deltalens.experiment.captured import Captured, capture_states
-from deltalens.experiment.fitting import Fit, LayerStates, ProtocolFits
+from deltalens.experiment.fitting import Fit, ProtocolFits, layer_states
 from deltalens.experiment.functional import Effect, FunctionalMeter
 from deltalens.experiment.gate import Gate, open_gate
 from deltalens.experiment.manifest import finished_manifest, started_manifest
@@ -20,8 +18,6 @@ from deltalens.experiment.progress import Progress
 from deltalens.experiment.spec import Protocol
 from deltalens.experiment.store import StoredRun, UnitKey
 from deltalens.experiment.token_table import effect_columns, geometry_table, neighbor_rows, unit_rows
-
-_PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 def execute(plan: Plan, progress: Progress) -> StoredRun:
@@ -62,8 +58,8 @@ class _LayerMeasure:
         self, captured: Captured, gate: Gate, meter: FunctionalMeter, layer: int, base_nll: np.ndarray | None
     ) -> None:
         self._captured, self._gate, self._meter, self._layer, self._base_nll = captured, gate, meter, layer, base_nll
-        self._inputs, self._outputs = captured.evaluation.layer(layer)
-        self._states = _layer_states(captured, layer, self._inputs, self._outputs)
+        self._states = layer_states(captured, layer)
+        self._outputs = captured.evaluation.layer(layer)[1]
         self._fits: dict[Protocol, ProtocolFits] = {}
         self._skip: Effect | None = None
 
@@ -145,25 +141,3 @@ class _LayerMeasure:
             included = self._captured.exclusions.included
             values[included] = torch.where(undefined.cpu(), torch.nan, values[included])
         return values[self._captured.real].numpy()
-
-
-def _layer_states(captured: Captured, layer: int, inputs: Tensor, outputs: Tensor) -> LayerStates:
-    precision = _PRECISIONS[captured.plan.spec.precision]
-    device = captured.plan.model.device
-    included = captured.exclusions.included
-    windows = torch.nonzero(included)[:, 0]
-    pool: Mapping[str, Tensor | None] = {"x": None, "y": None}
-    if captured.pool is not None and captured.pool_exclusions is not None:
-        chosen = captured.pool_exclusions.included
-        pool = {
-            name: states[chosen].to(device, precision)
-            for name, states in zip(("x", "y"), captured.pool.layer(layer), strict=True)
-        }
-    return LayerStates(
-        layer=layer,
-        x=inputs[included].to(device, precision),
-        y=outputs[included].to(device, precision),
-        windows=windows,
-        pool_x=pool["x"],
-        pool_y=pool["y"],
-    )
