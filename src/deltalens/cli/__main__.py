@@ -1,0 +1,5 @@
+"""``python -m deltalens.cli``."""
+
+from deltalens.cli import main
+
+main()
