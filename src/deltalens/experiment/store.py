@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +49,14 @@ class UnitKey:
     def folder_name(self) -> str:
         """Such as ``03.low_rank-8.local.held_out``."""
         return f"{self.layer:02d}.{self.map.replace(':', '-')}.{self.fit}.{self.protocol}"
+
+
+def by_layer(keys: Iterable[UnitKey]) -> list[list[UnitKey]]:
+    """Units that share a layer, in their order."""
+    layers: dict[int, list[UnitKey]] = {}
+    for key in keys:
+        layers.setdefault(key.layer, []).append(key)
+    return [layers[layer] for layer in sorted(layers)]
 
 
 class RunFolder:
