@@ -1,7 +1,7 @@
 """The verbs that make and open runs, and the `Run` that they return."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,13 +104,13 @@ def run(
         >>> sorted(run.summary()["protocol"])
         ['held_out', 'in_sample']
     """
-    text = text if text is None or isinstance(text, (str, Path)) else list(text)
+    text = text if text is None or isinstance(text, (str, Path)) else _listed(text)
     spec, documents = _spec_and_documents(model, text, fields)
     return run_spec(
         spec,
         _as_it_is(model) if isinstance(model, Model) else None,
         documents,
-        out=None if out is None else Path(out),
+        out=None if out is None else _folder(out),
         resume=resume,
         progress=progress or Silent(),
     )
@@ -170,6 +170,12 @@ def _spec_and_documents(
     return spec, None if text is None else read_source(text)
 
 
+def _listed(text: object) -> list[str | Path]:
+    if isinstance(text, Mapping) or not isinstance(text, Iterable):
+        raise InputError(f"text is a {type(text).__name__}; give a string, a Path, or a sequence of them")
+    return list(text)
+
+
 def _named(model: object, fields: dict[str, object]) -> dict[str, object]:
     """The fields of a spec that the model argument decides."""
     if model is None:
@@ -194,6 +200,12 @@ def _paths(text: TextSource | None) -> tuple[str, ...]:
     """The paths of a text that consists of paths alone; such a text is part of the spec."""
     items: Sequence[object] = [text] if isinstance(text, (str, Path)) else list(text or ())
     return tuple(str(item) for item in items) if items and all(isinstance(item, Path) for item in items) else ()
+
+
+def _folder(out: object) -> Path:
+    if not isinstance(out, (str, Path)) or not str(out).strip():
+        raise InputError(f"out is {out!r}; give the path of a folder")
+    return Path(out)
 
 
 def _check_folder(out: Path, resume: bool) -> None:

@@ -1,5 +1,7 @@
 """Whole runs on a built-in model: the numbers repeat, resume, don't depend on the batch, and agree with the parts."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,23 @@ def test_an_intervention_that_means_nothing_is_refused(model: dl.Model, change: 
     asked = {"layer": 1, "states": torch.zeros(1, 12, 128)} | change
     with pytest.raises((dl.InputError, TypeError), match=says):
         dl.intervene(model, torch.arange(12)[None], **asked)
+
+
+def test_arguments_of_another_kind_are_refused_in_one_line() -> None:
+    # In a process of its own, since the type checker of the tests would speak first.
+    asked = "".join(f"\ntry: dl.run({call})\nexcept dl.InputError as error: print(error)" for call in _WRONG_KINDS)
+    found = subprocess.run(
+        [sys.executable, "-c", f"import deltalens as dl{asked}"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == list(_WRONG_KINDS.values())
+
+
+_WRONG_KINDS = {
+    "text=5": "text is a int; give a string, a Path, or a sequence of them",
+    "text={'a': 1}": "text is a dict; give a string, a Path, or a sequence of them",
+    "out=''": "out is ''; give the path of a folder",
+    "out=3": "out is 3; give the path of a folder",
+}
 
 
 def test_without_controls_their_columns_are_not_there(model: dl.Model, tmp_path: Path) -> None:

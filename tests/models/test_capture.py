@@ -51,6 +51,14 @@ def test_layer_out_of_range_names_the_range(layer: int) -> None:
         stream_states(load(tiny_model("gpt2")), token_ids(), None, [layer])
 
 
+def test_windows_longer_than_learned_positions_are_refused_with_both_lengths() -> None:
+    model = load(tiny_model("gpt2"))
+    longest = model.longest_window
+    assert longest is not None
+    with pytest.raises(InputError, match=rf"{longest + 1} tokens, but this model takes {longest}"):
+        stream_states(model, torch.zeros(1, longest + 1, dtype=torch.long), None, [0])
+
+
 def test_capture_leaves_no_hook_behind_even_when_the_model_fails() -> None:
     model = load(tiny_model("gpt2"))
 

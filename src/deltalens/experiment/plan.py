@@ -4,7 +4,6 @@ import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from deltalens.core.maps import parse_map
 from deltalens.errors import CorpusError, InputError, StoreError
@@ -114,7 +113,7 @@ def measuring_versions() -> dict[str, str]:
 
 def choose_window(asked: int | None, model: Model) -> int:
     """The window asked for, or the longest default one that model and tokenizer take."""
-    limits = [_learned_positions(model.hf.config), getattr(model.tokenizer, "model_max_length", None)]
+    limits = [model.longest_window, getattr(model.tokenizer, "model_max_length", None)]
     known = [limit for limit in limits if limit and limit < 10**9]
     longest = min(known) if known else None
     if asked is None:
@@ -124,12 +123,6 @@ def choose_window(asked: int | None, model: Model) -> int:
             f"window is {asked}, but this model takes {longest} tokens; choose a window of at most {longest}"
         )
     return asked
-
-
-def _learned_positions(config: Any) -> int | None:
-    text = config.get_text_config()
-    found = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    return int(found) if isinstance(found, int) else None
 
 
 def _check_ranks(spec: RunSpec, model: Model) -> None:

@@ -43,7 +43,8 @@ def token_batch(model: Model, batch: object) -> TokenBatch:
         Ids and mask; without a mask every token counts.
 
     Raises:
-        InputError: Strings, lists, another shape, ids outside the vocabulary, or padding that isn't on the right.
+        InputError: Strings, lists, another shape, windows longer than the model takes, ids outside the vocabulary, or
+            padding that isn't on the right.
     """
     if isinstance(batch, Mapping):
         ids, mask = batch.get("input_ids"), batch.get("attention_mask")
@@ -57,6 +58,10 @@ def token_batch(model: Model, batch: object) -> TokenBatch:
         )
     if ids.numel() == 0:
         raise InputError(f"The batch is empty: shape {tuple(ids.shape)}; give at least one token.")
+    if model.longest_window is not None and ids.shape[1] > model.longest_window:
+        raise InputError(
+            f"The windows have {ids.shape[1]} tokens, but this model takes {model.longest_window}; cut them shorter."
+        )
     largest, smallest = int(ids.max()), int(ids.min())
     if largest >= model.vocabulary or smallest < 0:
         raise InputError(

@@ -95,6 +95,13 @@ class Model:
         return int(self.embedding.weight.shape[0])  # type: ignore[index]
 
     @property
+    def longest_window(self) -> int | None:
+        """The most tokens that the model was built for; None where its config sets no limit."""
+        config = self.hf.config.get_text_config()
+        found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        return int(found) if isinstance(found, int) else None
+
+    @property
     def device(self) -> torch.device:
         """Where token ids go in."""
         return input_device(self.embedding)
