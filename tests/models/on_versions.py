@@ -70,11 +70,11 @@ def check(which: str, folder: Path, *, record: bool) -> bool:
 def main() -> None:
     """Check what was asked for; exit with 1 if anything fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("which", nargs="*", choices=("oldest", "newest"), default=["oldest", "newest"])
+    parser.add_argument("which", nargs="?", choices=("oldest", "newest"), help="default: both, one after the other")
     parser.add_argument("--record", action="store_true", help="write the findings into verified.json and docs")
     parser.add_argument("--folder", type=Path, help="where the environments are made and kept; default: temporary")
     asked = parser.parse_args()
-    which = list(dict.fromkeys([asked.which] if isinstance(asked.which, str) else asked.which))
+    which = [asked.which] if asked.which else ["oldest", "newest"]
     with tempfile.TemporaryDirectory(prefix="deltalens-") as scratch:
         home = asked.folder or Path(scratch)
         held = {name: check(name, home / name, record=asked.record) for name in which}
