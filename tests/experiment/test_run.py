@@ -244,3 +244,15 @@ def test_global_maps_are_fitted_once_for_the_whole_pool(model: dl.Model, tmp_pat
     made = dl.run(model, out=tmp_path / "r", fit="global", **(SMALL | {"layers": [1]}))
     assert set(made.summary()["fit"]) == {"global"}
     assert made.neighbors().empty
+
+
+def test_a_run_on_text_that_no_command_can_name_gives_no_command(model: dl.Model, tmp_path: Path) -> None:
+    small = SMALL | {"layers": [1], "maps": ["mean"], "tokens": 96, "pool_tokens": 192, "scope": ""}
+    text = " ".join(f"word{i % 37} and {i}" for i in range(900))
+    (tmp_path / "text.txt").write_text(text)
+    given = dl.run(model, text, out=tmp_path / "given", **small)
+    assert given.manifest["command"] is None
+    assert "given in Python" in (given.folder / "report.html").read_text()
+    named = dl.run(model, tmp_path / "text.txt", out=tmp_path / "named", **small)
+    assert str(tmp_path / "text.txt") in named.manifest["command"]
+    assert dl.run(model, out=tmp_path / "built_in", **small).manifest["command"].startswith("deltalens run tiny-gpt2")

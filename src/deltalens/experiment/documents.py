@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltalens.errors import CorpusError
@@ -26,10 +26,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a run and their identity: a name to show and a SHA-256 over all texts, in order."""
+    """The documents of a run and their identity: a name to show and a SHA-256 over all texts, in order.
+
+    ``in_python`` says that some were given as strings in Python, so that no command line can name them.
+    """
 
     name: str
     items: tuple[Document, ...]
+    in_python: bool = False
 
     @property
     def hash(self) -> str:
@@ -50,7 +54,7 @@ def built_in_documents() -> Documents:
 def read_source(source: TextSource) -> Documents:
     """Documents from text given in Python: content, paths, or a sequence of either."""
     if isinstance(source, str):
-        return _checked(Documents("text", (Document("text", source),)))
+        return _checked(Documents("text", (Document("text", source),), in_python=True))
     if isinstance(source, Path):
         return read_paths([source])
     items: list[Document] = []
@@ -61,7 +65,7 @@ def read_source(source: TextSource) -> Documents:
             items.append(Document(f"text {number}", item))
         else:
             raise CorpusError(f"text item {number} is a {type(item).__name__}; give strings or paths")
-    return _checked(Documents("texts", tuple(items)))
+    return _checked(Documents("texts", tuple(items), in_python=True))
 
 
 def read_paths(paths: Iterable[Path]) -> Documents:
@@ -153,7 +157,7 @@ def _checked(documents: Documents) -> Documents:
     # A text that comes twice would stand in the evaluation and in the pool that is held out from it.
     first = {document.text: document for document in reversed(kept)}
     distinct = tuple(document for document in kept if first[document.text] is document)
-    return Documents(documents.name, _named_apart(distinct))
+    return replace(documents, items=_named_apart(distinct))
 
 
 def _named_apart(documents: tuple[Document, ...]) -> tuple[Document, ...]:

@@ -41,6 +41,15 @@ class Effect:
     nll_delta: Float[Tensor, "windows length"]
     top1_agrees: Float[Tensor, "windows length"]
 
+    def without(self, undefined: Bool[Tensor, "windows length"]) -> "Effect":
+        """The same with NaN where the patch was none."""
+
+        def kept(values: Tensor) -> Tensor:
+            return values.masked_fill(undefined.to(values.device), torch.nan)
+
+        divergences = {name: kept(values) for name, values in self.divergences.items()}
+        return Effect(divergences, kept(self.nll_delta), kept(self.top1_agrees))
+
 
 @dataclass
 class FunctionalMeter:

@@ -1,10 +1,9 @@
 """One layer measured and committed unit by unit; what its units share is made once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from deltalens.experiment.fitting import Fit, ProtocolFits, layer_states
 from deltalens.experiment.functional import Effect, FunctionalMeter
 from deltalens.experiment.gate import Gate
 from deltalens.experiment.patches import control_patches, spread
-from deltalens.experiment.spec import Protocol
+from deltalens.experiment.spec import Protocol, Scope
 from deltalens.experiment.store import UnitKey
 from deltalens.experiment.token_table import effect_columns, geometry_table, neighbor_rows, unit_rows
 
@@ -103,41 +102,38 @@ class _LayerMeasure:
         columns: dict[str, np.ndarray] = {}
         if self._base_nll is not None:
             columns["nll"] = np.where(self._captured.included_rows.numpy(), self._base_nll, np.nan)
-        replaced = {"own": self._spread(fit.decomposition.tokenwise)}
+        own = {"own": fit.decomposition.tokenwise}
         if "all" in spec.scope:
-            effect = self._meter.measure(self._layer, replaced, "all")["own"]
-            columns |= effect_columns(effect, real, "all")
+            columns |= effect_columns(self._effects(own, "all")["own"], real, "all")
         if "single" in spec.scope:
-            columns |= self._single(fit, replaced["own"], controls=spec.controls and first)
+            columns |= self._single(fit, controls=spec.controls and first)
         return columns
 
-    def _single(self, fit: Fit, replaced: Tensor, *, controls: bool) -> dict[str, np.ndarray]:
+    def _single(self, fit: Fit, *, controls: bool) -> dict[str, np.ndarray]:
         captured = self._captured
         rows: dict[str, Tensor] = {}
         if controls:
             rows = control_patches(
                 self._states.x, self._states.y, fit.decomposition, captured.partner, captured.plan.spec
             )
-        patches = {"single": replaced} | {name: self._spread(states) for name, states in rows.items()}
-        effects = self._meter.measure(self._layer, patches, "single")
+        effects = self._effects({"single": fit.decomposition.tokenwise} | rows, "single")
         columns = effect_columns(effects.pop("single"), captured.real, "single")
-        undefined = {name: ~torch.isfinite(states).all(dim=-1) for name, states in rows.items()}
-        columns |= {name: self._kl(effect, undefined[name]) for name, effect in effects.items()}
+        columns |= {name: self._kl(effect) for name, effect in effects.items()}
         if controls:
-            columns["kl_skip"] = self._kl(self._skip_effect(), None)
+            columns["kl_skip"] = self._kl(self._skip_effect())
         return columns
 
     def _skip_effect(self) -> Effect:
         if self._skip is None:
-            self._skip = self._meter.measure(self._layer, {"skip": self._spread(self._states.x)}, "single")["skip"]
+            self._skip = self._effects({"skip": self._states.x}, "single")["skip"]
         return self._skip
 
-    def _spread(self, rows: Float[Tensor, "n d"]) -> Tensor:
-        return spread(rows, self._outputs, self._captured.exclusions.included)
+    def _effects(self, rows: Mapping[str, Float[Tensor, "n d"]], scope: Scope) -> dict[str, Effect]:
+        """What each patch does, NaN where its state isn't finite."""
+        included = self._captured.exclusions.included
+        patches = {name: spread(states, self._outputs, included) for name, states in rows.items()}
+        found = self._meter.measure(self._layer, {name: patch.states for name, patch in patches.items()}, scope)
+        return {name: effect.without(patches[name].undefined_in(scope)) for name, effect in found.items()}
 
-    def _kl(self, effect: Effect, undefined: Tensor | None) -> np.ndarray:
-        values = effect.divergences["kl"].clone()
-        if undefined is not None:
-            included = self._captured.exclusions.included
-            values[included] = torch.where(undefined.cpu(), torch.nan, values[included])
-        return values[self._captured.real].numpy()
+    def _kl(self, effect: Effect) -> np.ndarray:
+        return effect.divergences["kl"][self._captured.real].numpy()

@@ -25,7 +25,7 @@ def started_manifest(plan: Plan) -> dict[str, Any]:
         "status": RUNNING,
         "spec": plan.spec.model_dump(mode="json"),
         "fingerprint": plan.fingerprint,
-        "command": command(plan.spec),
+        "command": None if plan.text_in_python else command(plan.spec),
         "created": _now(),
         "finished": None,
         "versions": measuring_versions() | _other_versions(),

@@ -1,6 +1,7 @@
 """The states that stand in for a layer's output: tokenwise part, matched controls, swaps, and doses of the residual."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +10,7 @@ from torch import Tensor
 from deltalens.core.controls import covariance_directions, random_directions, shuffled_directions
 from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import split_residual
-from deltalens.experiment.spec import RunSpec
+from deltalens.experiment.spec import RunSpec, Scope
 
 Rows = Float[Tensor, "n d"]
 
@@ -53,12 +54,27 @@ def control_patches(
     return patches | (_doses(y, {"": residual, **_short(controls)}) if spec.dose else {})
 
 
-def spread(rows: Rows, onto: Float[Tensor, "w s d"], included: Bool[Tensor, "w s"]) -> Float[Tensor, "w s d"]:
+@dataclass(frozen=True)
+class Patch:
+    """States that stand in for a layer's output, and where there is none to put: what isn't finite in its dtype."""
+
+    states: Float[Tensor, "w s d"]
+    undefined: Bool[Tensor, "w s"]
+
+    def undefined_in(self, scope: Scope) -> Bool[Tensor, "w s"]:
+        """Where a measurement says nothing: with all positions replaced, also after the first that couldn't be."""
+        return self.undefined if scope == "single" else self.undefined.cumsum(dim=1) > 0
+
+
+def spread(rows: Rows, onto: Float[Tensor, "w s d"], included: Bool[Tensor, "w s"]) -> Patch:
     """Put rows where ``included`` holds, and leave the original states elsewhere and where a row isn't finite."""
-    finite = torch.isfinite(rows).all(dim=-1, keepdim=True)
+    cast = rows.to(onto.dtype)
+    finite = torch.isfinite(cast).all(dim=-1)
+    undefined = torch.zeros_like(included)
+    undefined[included] = ~finite.to(included.device)
     patched = onto.clone()
-    patched[included] = torch.where(finite, rows, patched[included].to(rows.dtype)).to(onto.dtype)
-    return patched
+    patched[included] = torch.where(finite.unsqueeze(-1), cast, patched[included].to(cast.device)).to(onto.device)
+    return Patch(patched, undefined)
 
 
 def _rescaled(direction: Rows, like: Rows) -> Rows:

@@ -36,6 +36,7 @@ class Plan:
     window: int
     folder: RunFolder
     fingerprint: str
+    text_in_python: bool = False
 
     @property
     def keys(self) -> list[UnitKey]:
@@ -101,7 +102,7 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     fingerprint = spec.fingerprint(
         model=model.identity.weight_hash, corpus=corpus.hash, version=str(measuring_versions())
     )
-    plan = Plan(spec, model, corpus, layers, window, RunFolder(folder), fingerprint)
+    plan = Plan(spec, model, corpus, layers, window, RunFolder(folder), fingerprint, documents.in_python)
     _check_disk(plan)
     return plan
 

@@ -103,7 +103,7 @@ def render(run: RunLike) -> str:
         token_note=note,
         sample_note=note,
         python_open=f'dl.open("{run.folder}")',
-        command=manifest.get("command") or "not recorded",
+        command=manifest.get("command") or "No command line repeats this run: its text was given in Python.",
         checks=manifest.get("checks") or [],
         provenance=provenance_blocks(manifest),
         css=Markup(template_text("page.css")),  # our own file, holding no data
