@@ -80,6 +80,7 @@ def run(
     Args:
         model: a loaded `Model`, or what `load` takes; a small built-in model by default.
         text: a string is content, a `Path` a file or folder, a sequence one document each; held-out text by default.
+            With the field ``prompt``, whose tokens are then decomposed, it gives the pool.
         out: the run folder; by default a new one below ``runs``.
         resume: continue the run that ``out`` holds.
         progress: what shows the progress; silent by default.

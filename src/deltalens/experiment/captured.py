@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from deltalens.core.association import ClusterBootstrap
+from deltalens.core.association import LEAST_CLUSTERS, ClusterBootstrap
 from deltalens.core.controls import derangement
 from deltalens.errors import InputError, ModelError
 from deltalens.experiment.corpus import Windows
@@ -86,7 +86,7 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
         pool_tokens=tables[-1],
         partner=derangement(windows_of, torch.ones(len(windows_of), dtype=torch.bool), spec.seed),
         summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
-        warnings=_warnings(min(fitted), spec.batch_size, damage),
+        warnings=_warnings(min(fitted), spec.batch_size, damage) + _few_clusters(codes, windows),
     )
 
 
@@ -106,6 +106,18 @@ def _warnings(fitted: int, batch_size: int, damage: str | None) -> tuple[str, ..
         warnings.append(f"{batch_size} windows didn't fit in memory at once; the batch was halved to {fitted}")
     if damage:
         warnings.append(f"{damage}; they are left out of every statistic")
+    return tuple(warnings)
+
+
+def _few_clusters(clusters: np.ndarray, windows: np.ndarray) -> tuple[str, ...]:
+    count = len(np.unique(clusters))
+    if count >= LEAST_CLUSTERS:
+        return ()
+    warnings = [
+        f"{count} documents or windows have evaluation tokens; intervals need {LEAST_CLUSTERS} and are left out"
+    ]
+    if len(np.unique(windows)) == 1:
+        warnings.append("shuffled controls and chance levels need a second window and are left out")
     return tuple(warnings)
 
 

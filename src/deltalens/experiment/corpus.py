@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from deltalens.errors import CorpusError
-from deltalens.experiment.documents import Documents
+from deltalens.experiment.documents import Document, Documents
 
 #: A trailing window shorter than this share of the window is dropped: its tokens would see too little context.
 SHORTEST_WINDOW_SHARE = 1 / 8
@@ -18,7 +18,7 @@ SHORTEST_WINDOW_SHARE = 1 / 8
 #: Evaluation windows spread over at least this many documents where the text has them: intervals need clusters.
 DOCUMENTS_FOR_INTERVALS = 8
 
-DocumentSplit = Literal["by_document", "contiguous", "none"]
+DocumentSplit = Literal["by_document", "contiguous", "prompt", "none"]
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,63 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """The ids of one window without special tokens, and the document that they are of."""
+
     ids: tuple[int, ...]
     document: int
+
+
+@dataclass(frozen=True)
+class WindowFormat:
+    """How a tokenizer's ids become windows: special tokens around each piece, padding on the right."""
+
+    window: int
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    special_ids: frozenset[int]
+    pad: int
+
+    @classmethod
+    def of(cls, tokenizer: Any, window: int) -> "WindowFormat":
+        """The format of one tokenizer.
+
+        Raises:
+            CorpusError: the window has no room beside the special tokens.
+        """
+        prefix, suffix = special_affixes(tokenizer)
+        special_ids = frozenset(getattr(tokenizer, "all_special_ids", None) or ())
+        found = cls(window, prefix, suffix, special_ids, getattr(tokenizer, "pad_token_id", None) or 0)
+        if found.content < 2:
+            raise CorpusError(
+                f"a window of {window} tokens leaves no room beside the special tokens; use a larger window"
+            )
+        return found
+
+    @property
+    def specials(self) -> int:
+        """Special tokens of each window."""
+        return len(self.prefix) + len(self.suffix)
+
+    @property
+    def content(self) -> int:
+        """Tokens of text in a full window."""
+        return self.window - self.specials
+
+    def windows(self, pieces: Sequence[Piece], length: int) -> Windows:
+        """The pieces with their special tokens, padded to a length."""
+        input_ids = torch.full((len(pieces), length), self.pad, dtype=torch.long)
+        special = torch.zeros((len(pieces), length), dtype=torch.bool)
+        for row, piece in enumerate(pieces):
+            ids = (*self.prefix, *piece.ids, *self.suffix)
+            input_ids[row, : len(ids)] = torch.tensor(ids)
+            marks = [token in self.special_ids for token in ids]
+            marks[: len(self.prefix)] = [True] * len(self.prefix)
+            marks[len(ids) - len(self.suffix) :] = [True] * len(self.suffix)
+            special[row, : len(ids)] = torch.tensor(marks)
+        lengths = torch.tensor([self.specials + len(piece.ids) for piece in pieces], dtype=torch.long)
+        documents = torch.tensor([piece.document for piece in pieces], dtype=torch.long)
+        return Windows(input_ids, lengths, documents, special)
 
 
 def build_corpus(
@@ -94,29 +148,23 @@ def build_corpus(
     Raises:
         CorpusError: the text holds too few tokens; the message says how many it has.
     """
-    _require_enough("tokens", tokens, neighbors + 1 if pool_tokens is None else 1, neighbors)
+    require_enough("tokens", tokens, neighbors + 1 if pool_tokens is None else 1, neighbors)
     if pool_tokens is not None:
-        _require_enough("pool_tokens", pool_tokens, neighbors, neighbors)
-    prefix, suffix = special_affixes(tokenizer)
-    content = window - len(prefix) - len(suffix)
-    if content < 2:
-        raise CorpusError(f"a window of {window} tokens leaves no room beside the special tokens; use a larger window")
-    pieces = _cut(documents, tokenizer, content)
+        require_enough("pool_tokens", pool_tokens, neighbors, neighbors)
+    form = WindowFormat.of(tokenizer, window)
+    pieces = cut_documents(documents.items, tokenizer, form.content, shortest_piece(form.content))
     if not any(pieces):
         raise CorpusError(
-            f"the text is too short: no document has {shortest_piece(content)} tokens for a window of {window}; "
+            f"the text is too short: no document has {shortest_piece(form.content)} tokens for a window of {window}; "
             f"give longer documents or a smaller window"
         )
-    evaluation, pool, split = _split(pieces, tokens, pool_tokens, seed, len(prefix) + len(suffix))
-    special_ids = frozenset(getattr(tokenizer, "all_special_ids", None) or ())
-    pad = getattr(tokenizer, "pad_token_id", None) or 0
-    as_windows = [_windows(part, prefix, suffix, window, special_ids, pad) for part in (evaluation, pool)]
+    evaluation, pool, split = _split(pieces, tokens, pool_tokens, seed, form.specials)
     return Corpus(
         name=documents.name,
         hash=documents.hash,
         document_names=tuple(document.name for document in documents.items),
-        evaluation=as_windows[0],
-        pool=as_windows[1] if pool_tokens is not None else None,
+        evaluation=form.windows(evaluation, window),
+        pool=form.windows(pool, window) if pool_tokens is not None else None,
         document_split=split,
     )
 
@@ -136,40 +184,42 @@ def shortest_piece(content: int) -> int:
     return max(2, int(content * SHORTEST_WINDOW_SHARE))
 
 
-def _require_enough(field: str, asked: int, least: int, neighbors: int) -> None:
+def require_enough(field: str, asked: int, least: int, neighbors: int) -> None:
+    """Refuse a number of tokens that no neighbourhood could be found in."""
     if asked < least:
         raise CorpusError(f"{field} is {asked}, but {neighbors} neighbors need at least {least}; raise {field}")
 
 
-def _cut(documents: Documents, tokenizer: Any, content: int) -> list[list[_Piece]]:
+def cut_documents(documents: Sequence[Document], tokenizer: Any, content: int, shortest: int) -> list[list[Piece]]:
+    """Cut each document into pieces of ``content`` tokens; shorter ones than ``shortest`` are dropped."""
     pieces = []
-    for number, document in enumerate(documents.items):
+    for number, document in enumerate(documents):
         ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
         starts = range(0, len(ids), content)
-        cut = [_Piece(tuple(ids[start : start + content]), number) for start in starts]
-        pieces.append([piece for piece in cut if len(piece.ids) >= shortest_piece(content)])
+        cut = [Piece(tuple(ids[start : start + content]), number) for start in starts]
+        pieces.append([piece for piece in cut if len(piece.ids) >= shortest])
     return pieces
 
 
 def _split(
-    pieces: list[list[_Piece]], tokens: int, pool_tokens: int | None, seed: int, specials: int
-) -> tuple[list[_Piece], list[_Piece], DocumentSplit]:
+    pieces: list[list[Piece]], tokens: int, pool_tokens: int | None, seed: int, specials: int
+) -> tuple[list[Piece], list[Piece], DocumentSplit]:
     filled = [document for document in pieces if document]
     random.Random(seed).shuffle(filled)
     if pool_tokens is None:
-        return _take_round_robin(filled, tokens, specials, "evaluation"), [], "none"
+        return take_round_robin(filled, tokens, specials, "evaluation"), [], "none"
     if len(filled) == 1:
         return *_split_contiguously(filled[0], tokens, pool_tokens, specials), "contiguous"
     ours, others = _assign_documents(filled, tokens, pool_tokens, specials)
-    evaluation = _take_round_robin(ours, tokens, specials, "evaluation")
-    return evaluation, _take_round_robin(others, pool_tokens, specials, "pool"), "by_document"
+    evaluation = take_round_robin(ours, tokens, specials, "evaluation")
+    return evaluation, take_round_robin(others, pool_tokens, specials, "pool"), "by_document"
 
 
 def _assign_documents(
-    documents: list[list[_Piece]], tokens: int, pool_tokens: int, specials: int
-) -> tuple[list[list[_Piece]], list[list[_Piece]]]:
+    documents: list[list[Piece]], tokens: int, pool_tokens: int, specials: int
+) -> tuple[list[list[Piece]], list[list[Piece]]]:
     """Give each document to the side that is filled less; then spare ones of the pool until evaluation has enough."""
-    sides: tuple[list[list[_Piece]], list[list[_Piece]]] = ([], [])
+    sides: tuple[list[list[Piece]], list[list[Piece]]] = ([], [])
     filled = [0, 0]
     for document in documents:
         side = 0 if filled[0] * pool_tokens <= filled[1] * tokens else 1
@@ -186,15 +236,16 @@ def _assign_documents(
 
 
 def _split_contiguously(
-    document: list[_Piece], tokens: int, pool_tokens: int, specials: int
-) -> tuple[list[_Piece], list[_Piece]]:
-    evaluation = _take_round_robin([document], tokens, specials, "evaluation")
+    document: list[Piece], tokens: int, pool_tokens: int, specials: int
+) -> tuple[list[Piece], list[Piece]]:
+    evaluation = take_round_robin([document], tokens, specials, "evaluation")
     rest = document[len(evaluation) + 1 :]  # one window of gap, so that the pool doesn't continue the evaluation text
-    return evaluation, _take_round_robin([rest], pool_tokens, specials, "pool")
+    return evaluation, take_round_robin([rest], pool_tokens, specials, "pool")
 
 
-def _take_round_robin(documents: Sequence[list[_Piece]], tokens: int, specials: int, what: str) -> list[_Piece]:
-    taken: list[_Piece] = []
+def take_round_robin(documents: Sequence[list[Piece]], tokens: int, specials: int, what: str) -> list[Piece]:
+    """Whole windows, one from each document in turn, until there are as many tokens as asked for."""
+    taken: list[Piece] = []
     total = 0
     for turn in range(max((len(document) for document in documents), default=0)):
         for document in documents:
@@ -209,26 +260,5 @@ def _take_round_robin(documents: Sequence[list[_Piece]], tokens: int, specials: 
     return sorted(taken, key=lambda piece: piece.document)
 
 
-def _size(document: list[_Piece], specials: int) -> int:
+def _size(document: list[Piece], specials: int) -> int:
     return sum(len(piece.ids) + specials for piece in document)
-
-
-def _windows(
-    pieces: list[_Piece],
-    prefix: tuple[int, ...],
-    suffix: tuple[int, ...],
-    window: int,
-    special_ids: frozenset[int],
-    pad: int,
-) -> Windows:
-    input_ids = torch.full((len(pieces), window), pad, dtype=torch.long)
-    special = torch.zeros((len(pieces), window), dtype=torch.bool)
-    for row, piece in enumerate(pieces):
-        ids = (*prefix, *piece.ids, *suffix)
-        input_ids[row, : len(ids)] = torch.tensor(ids)
-        marks = [token in special_ids for token in ids]
-        marks[: len(prefix)] = [True] * len(prefix)
-        marks[len(ids) - len(suffix) :] = [True] * len(suffix)
-        special[row, : len(ids)] = torch.tensor(marks)
-    lengths = torch.tensor([len(prefix) + len(p.ids) + len(suffix) for p in pieces], dtype=torch.long)
-    return Windows(input_ids, lengths, torch.tensor([p.document for p in pieces], dtype=torch.long), special)

@@ -35,7 +35,7 @@ class Exclusions:
 
 def exclude(
     windows: list[Windows],
-    norms: list[Float[Tensor, "_ length states"]],
+    norms: list[Float[Tensor, "_ _ states"]],
     *,
     skip_first: int,
     max_norm_multiple: float,

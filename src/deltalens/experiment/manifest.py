@@ -66,7 +66,10 @@ def finished_manifest(
 def command(spec: RunSpec) -> str:
     """The command line that repeats a run: the model and every field that isn't at its default."""
     parts = ["deltalens", "run", spec.model]
-    for name, value in spec.model_dump(mode="json", exclude_defaults=True, exclude={"model"}).items():
+    default = RunSpec.parse(model=spec.model, prompt=spec.prompt).model_dump(mode="json") | {"prompt": None}
+    for name, value in spec.model_dump(mode="json").items():
+        if value == default[name]:
+            continue
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             parts.append(flag if value else "--no-" + name.replace("_", "-"))

@@ -9,6 +9,7 @@ from deltalens.core.maps import parse_map
 from deltalens.errors import CorpusError, InputError, StoreError
 from deltalens.experiment.corpus import Corpus, build_corpus
 from deltalens.experiment.documents import Documents, built_in_documents, read_dataset, read_paths
+from deltalens.experiment.prompt import build_prompt_corpus, check_prompt
 from deltalens.experiment.spec import RunSpec, select_layers
 from deltalens.experiment.store import RunFolder, UnitKey
 from deltalens.models import Model, load
@@ -86,18 +87,7 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
             f"model '{spec.model}' has no tokenizer, so text can't be cut into tokens; add its tokenizer files"
         )
     window = choose_window(spec.window, model)
-    tokens = spec.tokens or DEFAULT_WINDOWS * window
-    pool_tokens = spec.pool_tokens or DEFAULT_POOL_MULTIPLE * tokens
-    _check_sizes(spec, window, tokens, pool_tokens)
-    corpus = build_corpus(
-        documents,
-        model.tokenizer,
-        window=window,
-        tokens=tokens,
-        pool_tokens=pool_tokens if "held_out" in spec.protocol else None,
-        seed=spec.seed,
-        neighbors=spec.neighbors if spec.fit == "local" else 1,
-    )
+    corpus = _corpus(spec, model, documents, window)
     _check_vocabulary(corpus, model)
     fingerprint = spec.fingerprint(
         model=model.identity.weight_hash, corpus=corpus.hash, version=str(measuring_versions())
@@ -105,6 +95,25 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     plan = Plan(spec, model, corpus, layers, window, RunFolder(folder), fingerprint, documents.in_python)
     _check_disk(plan)
     return plan
+
+
+def _corpus(spec: RunSpec, model: Model, documents: Documents, window: int) -> Corpus:
+    tokens = spec.tokens or DEFAULT_WINDOWS * window
+    pool_tokens = spec.pool_tokens or DEFAULT_POOL_MULTIPLE * tokens
+    asked = pool_tokens if "held_out" in spec.protocol else None
+    neighbors = spec.neighbors if spec.fit == "local" else 1
+    if spec.prompt is not None:
+        corpus = build_prompt_corpus(
+            spec.prompt, documents, model.tokenizer, window=window, pool_tokens=asked, seed=spec.seed,
+            neighbors=neighbors,
+        )  # fmt: skip
+        check_prompt(spec, corpus.evaluation)
+        return corpus
+    _check_sizes(spec, window, tokens, pool_tokens)
+    return build_corpus(
+        documents, model.tokenizer, window=window, tokens=tokens, pool_tokens=asked, seed=spec.seed,
+        neighbors=neighbors,
+    )  # fmt: skip
 
 
 def measuring_versions() -> dict[str, str]:

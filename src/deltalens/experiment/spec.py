@@ -44,6 +44,9 @@ class RunSpec(BaseModel):
         (), description="Text file, .jsonl file (field 'text') or folder; repeat for more. Default: the built-in text."
     )
     dataset: str | None = Field(None, description="Hub dataset, NAME or NAME:CONFIG:SPLIT (extra 'datasets').")
+    prompt: str | None = Field(
+        None, description="Decompose this text's tokens; text or dataset give the pool. Default protocol: held_out."
+    )
     maps: tuple[str, ...] = Field(DEFAULT_MAPS, min_length=1, description="Tokenwise maps, comma-separated.")
     neighbors: int = Field(64, ge=1, description="Nearest neighbours that a local map is fitted on.")
     metric: Literal["euclidean", "cosine"] = Field("euclidean", description="Distance between inputs.")
@@ -87,6 +90,23 @@ class RunSpec(BaseModel):
     resamples: int = Field(1000, ge=100, description="Bootstrap resamples behind each interval.")
     keep_states: bool = Field(False, description="Keep the captured states in the run folder.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _prompt_is_held_out(cls, fields: Any) -> Any:
+        # A prompt is too short to be its own pool, unless that is asked for.
+        if isinstance(fields, Mapping) and fields.get("prompt") is not None and "protocol" not in fields:
+            return {**fields, "protocol": ("held_out",)}
+        return fields
+
+    @field_validator("prompt")
+    @classmethod
+    def _legible(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("the text is empty; give at least a few words")
+        if value is not None and any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("it holds half a character (a lone surrogate); mend its encoding")
+        return value
+
     @field_validator("text", "maps", "protocol", "scope", "divergence", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
@@ -119,6 +139,8 @@ class RunSpec(BaseModel):
             raise ValueError("fit 'global' has no leave_one_out: one map serves all anchors; use held_out or in_sample")
         if self.text and self.dataset:
             raise ValueError("both text and dataset were given; give one of them")
+        if self.prompt is not None and self.tokens is not None:
+            raise ValueError("both prompt and tokens were given; the evaluation tokens are the prompt's: drop tokens")
         for text in self.maps:
             rank = getattr(parse_map(text), "rank", None)
             if self.fit == "local" and rank is not None and rank > self.neighbors:

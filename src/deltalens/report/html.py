@@ -100,6 +100,7 @@ def render(run: RunLike) -> str:
         marks=MARKS,
         construction=CONSTRUCTION,
         clusters="documents" if documents >= 8 else "windows",
+        prompt=bool((manifest.get("spec") or {}).get("prompt")),
         token_note=note,
         sample_note=note,
         python_open=f'dl.open("{run.folder}")',

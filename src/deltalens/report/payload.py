@@ -125,6 +125,7 @@ def page_payload(run: RunLike) -> tuple[dict[str, Any], dict[str, Any]]:
         "summary": summary_payload(summary, axes),
         "histograms": histogram_payload(tokens, axes),
         "noiseFloor": plain(manifest.get("noise_floor") or {}),
+        "prompt": bool((manifest.get("spec") or {}).get("prompt")),
         "blockKinds": list((manifest.get("model") or {}).get("block_kinds") or []),
     }
     return light, heavy

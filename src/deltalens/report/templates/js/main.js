@@ -52,6 +52,8 @@ function firstSeries() {
 
 function firstSlot() {
   const text = tokensData().text;
+  // A prompt is read for what its last token predicts.
+  if (page.prompt) return Math.max(0, text.excluded.findLastIndex((e, i) => !e && text.window[i] === text.window[0]));
   const shown = text.token.findIndex((t, i) => i > 20 && !text.excluded[i] && /\p{L}{3}/u.test(t));
   return Math.max(0, shown);
 }
@@ -70,6 +72,7 @@ function start() {
     state.measure = firstMeasure();
     state.slot = firstSlot();
     startViews();
+    if (page.prompt && !location.hash) document.getElementById("text").scrollIntoView();
     document.documentElement.dataset.ready = "true";
   }));
 }
