@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from deltalens.core.controls import (
     covariance_directions,
     derangement,
+    layer_seed,
     permuted_updates,
     random_directions,
     shuffled_directions,
@@ -57,6 +58,16 @@ def test_directions_keep_sizes():
         known = ~moved.isnan().any(1)
         torch.testing.assert_close(moved[known].norm(dim=1), residual[known].norm(dim=1))
         assert known.sum() >= 49
+
+
+def test_layers_draw_independent_directions():
+    seeds = [layer_seed(seed, layer) for seed in (0, 1, 7, 2**31 - 1) for layer in range(200)]
+    assert len(set(seeds)) == len(seeds)
+    residual = torch.ones(500, 64)
+    first, second = (random_directions(residual, layer_seed(0, layer)) for layer in (0, 1))
+    cosines = torch.nn.functional.cosine_similarity(first, second)
+    assert abs(float(cosines.mean())) < 4 / (500 * 64) ** 0.5
+    assert float(cosines.abs().max()) < 0.6
 
 
 def test_random_directions_are_uniform_and_seeded():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import fit_one, nearest
 
+import deltalens.core.decompose as module
 from deltalens.core.decompose import decompose, decompose_layer, decomposition_from_tokenwise
 from deltalens.core.geometry import measure_geometry
 from deltalens.core.maps import MAPS, parse_map
@@ -307,6 +308,28 @@ def test_a_map_supplied_from_outside_is_decomposed_alike():
         ({"y": np.full((10, 4), np.inf)}, "row 0"),
         ({"x": np.zeros((10, 4), dtype=int)}, "floating"),
         ({"x": np.zeros((10, 3))}, "width"),
+        ({"neighbors": "8"}, "whole number, but '8'"),
+        ({"neighbors": 8.0}, "whole number"),
+        ({"neighbors": True}, "whole number"),
+        ({"map": 3}, "map must be"),
+        ({"map": type(parse_map("linear"))}, "map must be"),
+        ({"map": None}, "map must be"),
+        ({"protocol": "held_out", "pool": (np.zeros((3, 4)),)}, "pair"),
+        ({"protocol": "held_out", "pool": np.zeros((2, 4))}, "pair"),
+        ({"protocol": "held_out", "pool": (None, np.zeros((3, 4)))}, "NoneType"),
+        ({"protocol": 2}, "protocol"),
+        ({"protocol": ["in_sample"]}, "protocol"),
+        ({"fit": 5}, "fit"),
+        ({"metric": None}, "metric"),
+        ({"subspace": 2.5}, "whole number"),
+        ({"seed": None}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"ridge": "1"}, "number above 0"),
+        ({"ridge": None}, "number above 0"),
+        ({"x": np.zeros((10, 0)), "y": np.zeros((10, 0))}, "width 0"),
+        ({"x": np.zeros((0, 4)), "y": np.zeros((0, 4))}, "no rows"),
+        ({"x": np.zeros((0, 4)), "y": np.zeros((0, 4)), "fit": "global"}, "no rows"),
+        ({"map": "low_rank:11", "fit": "global"}, "or the pool"),
     ],
 )
 def test_impossible_requests_say_what_to_change(change, words):
@@ -317,6 +340,13 @@ def test_impossible_requests_say_what_to_change(change, words):
         # Without the tests' own shape checks, as users call it.
         unwrap(decompose)(request.pop("x"), request.pop("y"), **request)
     assert "\n" not in str(raised.value)
+
+
+def test_a_rank_above_the_rows_is_refused_before_neighbours_are_sought(monkeypatch):
+    monkeypatch.setattr(module, "find_neighborhoods", lambda *_, **__: pytest.fail("long work began"))
+    x = np.eye(9)
+    with pytest.raises(InputError, match="lower the rank"):
+        decompose(x, x, protocol="in_sample", map="low_rank:6", neighbors=5)
 
 
 def test_every_registered_form_parses_to_its_canonical_name():

@@ -90,6 +90,20 @@ def test_distances_survive_tiny_and_huge_states():
         assert found.indices.tolist() == [[1, 2, 0]]
 
 
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("exponent", [-1040, -600, 600, 1015])
+def test_float64_states_have_the_same_neighbours_at_every_scale(metric, exponent):
+    # Powers of two, and integers that stay exact where floats are subnormal.
+    rng = np.random.default_rng(3)
+    pool, anchors = (torch.tensor(rng.integers(-99, 100, size=(n, 5)), dtype=torch.float64) for n in (200, 20))
+    plain = find_neighborhoods(anchors, pool, neighbors=7, metric=metric)
+    scale = 2.0**exponent
+    scaled = find_neighborhoods(anchors * scale, pool * scale, neighbors=7, metric=metric)
+    assert torch.equal(scaled.indices, plain.indices)
+    expected = plain.distances * (1.0 if metric == "cosine" else scale)
+    torch.testing.assert_close(scaled.distances / scale, expected / scale, rtol=1e-12, atol=0.0)
+
+
 def test_groups_are_numbered_by_their_lowest_member():
     groups = group_equal_rows(torch.tensor([[2.0], [1.0], [2.0], [0.5]]))
     assert groups.of_row.tolist() == [0, 1, 0, 2]

@@ -52,6 +52,7 @@ def texts(tmp_path: Path) -> Path:
         (["--maps", "low_rank:0"], 2, "low_rank"),
         (["--maps", "low_rank:100"], 2, "100"),
         (["--maps", "low_rank:200", "--fit", "global"], 2, "200"),
+        (["--maps", "low_rank:100", "--fit", "global", "--pool-tokens", "64"], 1, "largest rank"),
         (["--layers", "6"], 2, "layers 0 to 5"),
         (["--layers", "0:7"], 2, "layers 0 to 5"),
         (["--ridge", "0"], 2, "ridge"),

@@ -1,5 +1,7 @@
 """Checks of tensors and settings at the door: one line that says what arrived and what to do."""
 
+from numbers import Integral, Real
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ def require_matrix(name: str, value: Tensor, *, width: int | None = None, rows: 
         raise InputError(f"{name} must be a matrix of rows (n, d), but its shape is {tuple(value.shape)}")
     if not value.is_floating_point():
         raise InputError(f"{name} must hold floating-point states, but its dtype is {value.dtype}; cast it first")
+    if value.shape[1] == 0:
+        raise InputError(f"{name} has width 0; give states of at least one component")
     if width is not None and value.shape[1] != width:
         raise InputError(f"{name} has width {value.shape[1]}, but {width} was expected; give states of one layer")
     if rows is not None and value.shape[0] != rows:
@@ -26,10 +30,42 @@ def require_matrix(name: str, value: Tensor, *, width: int | None = None, rows: 
 LARGEST_RIDGE = 1e12
 
 
-def require_positive(name: str, value: float, meaning: str) -> None:
+def require_some_rows(name: str, value: Tensor) -> None:
+    """Refuse a matrix without rows."""
+    if value.shape[0] == 0:
+        raise InputError(f"{name} has no rows; give at least one token")
+
+
+def require_whole(name: str, value: object, *, least: int, unit: str = "") -> None:
+    """Refuse a setting unless it is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number, but {value!r} was given; give an int")
+    if int(value) < least:
+        raise InputError(f"{name} must be at least {least}{unit}, but {value} was given")
+
+
+def require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a setting unless it is one of a few words."""
+    if not isinstance(value, str) or value not in choices:
+        words = [repr(choice) for choice in choices]
+        raise InputError(f"{name} {value!r} is unknown; use {', '.join(words[:-1])} or {words[-1]}")
+
+
+def require_positive(name: str, value: object, meaning: str) -> None:
     """Refuse a setting that must be a finite number above 0."""
-    if not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{name} must be a number above 0 ({meaning}), but {value!r} was given")
+    if not 0 < float(value) < float("inf"):
         raise InputError(f"{name} must be a finite number above 0 ({meaning}), but {value} was given")
+
+
+def require_ridge(value: object) -> None:
+    """Refuse a ridge under which a fit isn't unique, or above which it is the identity anyway."""
+    require_positive("ridge", value, "without it a fit isn't unique")
+    if isinstance(value, Real) and float(value) > LARGEST_RIDGE:
+        raise InputError(
+            f"ridge is {float(value):g}, above {LARGEST_RIDGE:g}; use map='identity' for what an endless ridge gives"
+        )
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

@@ -1,7 +1,7 @@
 """The decomposition ``y = T(x) + r`` of a layer's updates into a tokenwise part and a residual."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -9,7 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from deltalens.core.batches import batch_size, over_batches
-from deltalens.core.checks import LARGEST_RIDGE, require_matrix, require_positive, working_dtype
+from deltalens.core.checks import (
+    require_choice,
+    require_matrix,
+    require_ridge,
+    require_some_rows,
+    require_whole,
+    working_dtype,
+)
 from deltalens.core.decomposition import Array, Decomposition
 from deltalens.core.duplicates import group_equal_rows
 from deltalens.core.maps import FitProblem, Table, TokenwiseMap, parse_map
@@ -75,8 +82,12 @@ def decompose(
     """
     inputs, outputs = _as_tensor("x", x), _as_tensor("y", y)
     pool_inputs, pool_outputs = _pool(inputs, outputs, pool, protocol, fit)
-    chosen = parse_map(map) if isinstance(map, str) else map
-    _require_layer(inputs, outputs, pool_inputs, pool_outputs, fit, ridge, subspace)
+    chosen = _as_map(map)
+    _require_layer(inputs, outputs, pool_inputs, pool_outputs)
+    _require_settings(fit, ridge, subspace, seed)
+    require_choice("metric", metric, ("euclidean", "cosine"))
+    require_whole("neighbors", neighbors, least=1)
+    chosen.require_rows(neighbors if fit == "local" else pool_inputs.shape[0])
     neighborhoods = None
     if fit == "local":
         own = torch.arange(inputs.shape[0], device=inputs.device).unsqueeze(1)
@@ -149,7 +160,8 @@ def decompose_layer(
         >>> found.degrees_of_freedom.tolist()
         [1.0, 1.0, 1.0]
     """
-    _require_layer(x, y, pool_x, pool_y, fit, ridge, subspace)
+    _require_layer(x, y, pool_x, pool_y)
+    _require_settings(fit, ridge, subspace, seed)
     if (neighborhoods is None) != (fit == "global"):
         raise InputError("a local fit needs neighborhoods and a global fit takes none; pass neighborhoods accordingly")
     dtype = working_dtype(x, y, pool_x, pool_y)
@@ -318,44 +330,44 @@ def _repeated(one: Subspace, count: int) -> Subspace:
     return Subspace(one.basis.expand(count, -1, -1), one.rank.expand(count), one.sigma.expand(count, -1))
 
 
-def _require_layer(
-    x: Tensor,
-    y: Tensor,
-    pool_x: Tensor,
-    pool_y: Tensor,
-    fit: str,
-    ridge: float,
-    subspace: int,
-) -> None:
+def _require_layer(x: Tensor, y: Tensor, pool_x: Tensor, pool_y: Tensor) -> None:
     require_matrix("x", x)
+    require_some_rows("x", x)
     require_matrix("y", y, width=x.shape[1], rows=x.shape[0])
     require_matrix("pool inputs", pool_x, width=x.shape[1])
     require_matrix("pool outputs", pool_y, width=x.shape[1], rows=pool_x.shape[0])
-    require_positive("ridge", ridge, "without it a fit isn't unique")
-    if ridge > LARGEST_RIDGE:
-        raise InputError(
-            f"ridge is {ridge:g}, above {LARGEST_RIDGE:g}; use map='identity' for what an endless ridge gives"
-        )
-    if subspace < 1:
-        raise InputError(f"subspace must be at least 1 column, but {subspace} was given")
-    if fit not in ("local", "global"):
-        raise InputError(f"fit {fit!r} is unknown; use 'local' or 'global'")
     if pool_x.shape[0] == 0:
         raise InputError("the pool is empty; give it more text")
 
 
-def _pool(x: Tensor, y: Tensor, pool: tuple[Any, Any] | None, protocol: str, fit: str) -> tuple[Tensor, Tensor]:
-    if protocol not in ("held_out", "leave_one_out", "in_sample"):
-        raise InputError(f"protocol {protocol!r} is unknown; use 'held_out', 'leave_one_out' or 'in_sample'")
+def _require_settings(fit: object, ridge: object, subspace: object, seed: object) -> None:
+    require_ridge(ridge)
+    require_whole("subspace", subspace, least=1, unit=" column")
+    require_whole("seed", seed, least=0)
+    require_choice("fit", fit, ("local", "global"))
+
+
+def _pool(x: Tensor, y: Tensor, pool: object, protocol: object, fit: object) -> tuple[Tensor, Tensor]:
+    require_choice("protocol", protocol, ("held_out", "leave_one_out", "in_sample"))
     if protocol == "leave_one_out" and fit == "global":
         raise InputError("leave_one_out needs one fit per token; use fit='local', or another protocol")
     if protocol == "held_out":
         if pool is None:
             raise InputError("held_out needs pool=(inputs, outputs); give one, or use 'in_sample' or 'leave_one_out'")
+        if not isinstance(pool, (tuple, list)) or len(pool) != 2:
+            raise InputError("pool must be the pair (inputs, outputs) of matrices; give both, and nothing else")
         return _as_tensor("pool inputs", pool[0]), _as_tensor("pool outputs", pool[1])
     if pool is not None:
         raise InputError(f"{protocol} fits on x and y themselves; leave out pool, or use 'held_out'")
     return x, y
+
+
+def _as_map(value: object) -> TokenwiseMap:
+    if isinstance(value, str):
+        return parse_map(value)
+    if isinstance(value, TokenwiseMap) and not isinstance(value, type):
+        return value
+    raise InputError(f"map must be the name of a map or a map, but {value!r} was given; use one as 'low_rank:8'")
 
 
 def _as_tensor(name: str, value: object) -> Tensor:

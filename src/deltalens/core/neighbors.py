@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from deltalens.core.batches import batch_size, over_batches
-from deltalens.core.checks import require_matrix, working_dtype
+from deltalens.core.checks import require_choice, require_matrix, require_some_rows, require_whole, working_dtype
 from deltalens.core.duplicates import Groups, MergedRows, group_equal_rows
+from deltalens.core.products import power_of_two
 from deltalens.errors import InputError
 
 Metric = Literal["euclidean", "cosine"]
@@ -97,10 +98,9 @@ def find_neighborhoods(
 def _require_request(
     anchors: Tensor, pool_inputs: Tensor, neighbors: int, metric: str, excluded: Tensor | None
 ) -> None:
-    if metric not in ("euclidean", "cosine"):
-        raise InputError(f"metric {metric!r} is unknown; use 'euclidean' or 'cosine'")
-    if neighbors < 1:
-        raise InputError(f"neighbors must be at least 1, but {neighbors} was given")
+    require_choice("metric", metric, ("euclidean", "cosine"))
+    require_whole("neighbors", neighbors, least=1)
+    require_some_rows("anchors", anchors)
     if pool_inputs.shape[0] == 0:
         raise InputError("the pool is empty; give it more text")
     if excluded is not None and excluded.shape[0] != anchors.shape[0]:
@@ -156,17 +156,23 @@ def _require_enough(units: Groups, forbidden: _Pairs, neighbors: int, merging: b
 
 @dataclass(frozen=True)
 class _Points:
-    """Anchors and candidates as points whose squared Euclidean distance orders them as the metric does."""
+    """Anchors and candidates as points whose squared Euclidean distance orders them as the metric does.
+
+    Points are in units of ``unit``, a power of two, so that squares of float64 states stay in range.
+    """
 
     anchors: Tensor
     candidates: Tensor
     cosine: bool
+    unit: float
 
     @staticmethod
     def of(anchors: Tensor, candidates: Tensor, metric: Metric) -> "_Points":
         if metric == "euclidean":
-            return _Points(anchors, candidates, False)
-        return _Points(_unit(anchors), _unit(candidates), True)
+            # Squares of float32 states are in float64's range as they are.
+            unit = power_of_two(anchors, candidates) if anchors.dtype == torch.float64 else 1.0
+            return _Points(anchors / unit, candidates / unit, False, unit)
+        return _Points(_unit(anchors), _unit(candidates), True, 1.0)
 
     def squared(self, anchor_rows: Tensor, candidate_rows: Tensor) -> Tensor:
         """Squared distances (b, c) of chosen anchors (b,) to their chosen candidates (b, c), by differences."""
@@ -180,11 +186,13 @@ class _Points:
         return torch.where(zero, 2.0, squares)
 
     def distances(self, squared: Tensor) -> Tensor:
-        return squared / 2 if self.cosine else torch.sqrt(squared)
+        return squared / 2 if self.cosine else torch.sqrt(squared) * self.unit
 
 
 def _unit(points: Tensor) -> Tensor:
     wide = points.double()
+    _, exponent = torch.frexp(wide.abs().amax(1, keepdim=True))
+    wide = torch.ldexp(wide, -exponent)
     length: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     return wide / length.clamp_min(torch.finfo(torch.float64).tiny)
 

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
 def power_of_two(*states: Tensor) -> float:
     """A power of two near the largest entry: dividing by it is exact and keeps squares from over- or underflowing."""
     largest = max(float(tensor.abs().max()) if tensor.numel() else 0.0 for tensor in states)
-    return float(2.0 ** math.frexp(largest)[1]) if largest > 0 else 1.0
+    return math.ldexp(1.0, min(math.frexp(largest)[1], 1023)) if largest > 0 else 1.0
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
     ]
     if damage and not exclusions[0].included.any():
         raise ModelError(f"{plan.model.identity.name} can't be measured: {damage}")
-    _require_tokens(exclusions, spec.neighbors if spec.fit == "local" else 1)
+    _require_tokens(exclusions, spec.rows_per_fit)
     included = tables[0][~tables[0]["excluded"]]
     windows_of = torch.tensor(included["window"].to_numpy())
     windows = included["window"].to_numpy()

@@ -114,7 +114,7 @@ class _LayerMeasure:
         rows: dict[str, Tensor] = {}
         if controls:
             rows = control_patches(
-                self._states.x, self._states.y, fit.decomposition, captured.partner, captured.plan.spec
+                self._states.x, self._states.y, fit.decomposition, captured.partner, captured.plan.spec, self._layer
             )
         effects = self._effects({"single": fit.decomposition.tokenwise} | rows, "single")
         columns = effect_columns(effects.pop("single"), captured.real, "single")

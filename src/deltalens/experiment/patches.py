@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from deltalens.core.controls import covariance_directions, random_directions, shuffled_directions
+from deltalens.core.controls import covariance_directions, layer_seed, random_directions, shuffled_directions
 from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import split_residual
 from deltalens.experiment.spec import RunSpec, Scope
@@ -24,6 +24,7 @@ def control_patches(
     decomposition: Decomposition[Tensor],
     partner: Int[Tensor, " n"],
     spec: RunSpec,
+    layer: int,
 ) -> dict[str, Rows]:
     """Patches beside ``T(x)`` itself, by the column that their KL fills; a row of NaN has no control.
 
@@ -33,15 +34,16 @@ def control_patches(
         decomposition: of these tokens.
         partner: a token of another window for each, -1 where there is none.
         spec: seed and options of the run.
+        layer: the layer, so that no two layers share their random directions.
     """
-    residual = decomposition.residual
+    residual, seed = decomposition.residual, layer_seed(spec.seed, layer)
     controls = {
-        "kl_single_random": random_directions(residual, spec.seed),
+        "kl_single_random": random_directions(residual, seed),
         "kl_single_shuffled": shuffled_directions(residual, partner),
     }
     if spec.covariance:
         controls["kl_single_covariance"] = covariance_directions(
-            residual, torch.ones(len(residual), dtype=torch.bool, device=residual.device), spec.seed
+            residual, torch.ones(len(residual), dtype=torch.bool, device=residual.device), seed
         )
     inside, outside = split_residual(decomposition)
     tokenwise = decomposition.tokenwise

@@ -101,7 +101,7 @@ def _corpus(spec: RunSpec, model: Model, documents: Documents, window: int) -> C
     tokens = spec.tokens or DEFAULT_WINDOWS * window
     pool_tokens = spec.pool_tokens or DEFAULT_POOL_MULTIPLE * tokens
     asked = pool_tokens if "held_out" in spec.protocol else None
-    neighbors = spec.neighbors if spec.fit == "local" else 1
+    neighbors = spec.rows_per_fit
     if spec.prompt is not None:
         corpus = build_prompt_corpus(
             spec.prompt, documents, model.tokenizer, window=window, pool_tokens=asked, seed=spec.seed,
@@ -155,10 +155,11 @@ def _check_sizes(spec: RunSpec, window: int, tokens: int, pool_tokens: int) -> N
     }
     for protocol in spec.protocol:
         field, size = pools[protocol]
-        if spec.fit == "local" and size * kept < spec.neighbors:
+        if size * kept < spec.rows_per_fit:
+            setting = "neighbors" if spec.fit == "local" else "rows for the largest rank"
             raise CorpusError(
-                f"{field} leaves about {int(size * kept)} tokens as the pool of {protocol}, but {spec.neighbors} "
-                f"neighbors were asked for; raise {field} or lower neighbors"
+                f"{field} leaves about {int(size * kept)} tokens as the pool of {protocol}, but {spec.rows_per_fit} "
+                f"{setting} were asked for; raise {field} or lower {setting.split()[-1]}"
             )
 
 

@@ -150,6 +150,13 @@ class RunSpec(BaseModel):
                 )
         return self
 
+    @property
+    def rows_per_fit(self) -> int:
+        """The fewest pool rows that every fit can be made from."""
+        if self.fit == "local":
+            return self.neighbors
+        return max(parse_map(text).fewest_rows for text in self.maps)
+
     @classmethod
     def parse(cls, **fields: object) -> "RunSpec":
         """Build a spec, with every refusal as a one-line `InputError`."""

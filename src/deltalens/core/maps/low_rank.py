@@ -11,7 +11,6 @@ from torch import Tensor
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.maps.ridge import scaled_strength, without_noise
 from deltalens.core.subspaces import Subspace, dominant_factored
-from deltalens.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,14 @@ class LowRank(TokenwiseMap):
         """The rank r itself."""
         return self.rank
 
+    @property
+    def fewest_rows(self) -> int:
+        """The rank r."""
+        return self.rank
+
     def fit(self, problem: FitProblem) -> "LowRankFit":
         """Fit by the smaller of the dual and the primal form, in float64."""
-        if self.rank > problem.count:
-            raise InputError(
-                f"low_rank:{self.rank} needs at least {self.rank} rows to fit, but a fit has {problem.count}; "
-                "lower the rank or raise neighbors"
-            )
+        self.require_rows(problem.count)
         form = DualForm(problem) if problem.count <= problem.width else PrimalForm(problem)
         return LowRankFit(problem, form, min(self.rank, problem.width))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deltalens.core.products import PoolGram, rows_times_points, weighted_rows
 from deltalens.core.subspaces import Subspace
+from deltalens.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,19 @@ class TokenwiseMap(Protocol):
     def spans_updates(self, subspace: int) -> bool:
         """Whether ``T(x) - x`` lies in the dominant subspace of that size by construction, so that its share is 1."""
         return self.update_rank is not None and 0 < self.update_rank <= subspace
+
+    @property
+    def fewest_rows(self) -> int:
+        """The fewest rows that it can be fitted on."""
+        return 1
+
+    def require_rows(self, count: int) -> None:
+        """Refuse fits on fewer rows than the map needs."""
+        if count < self.fewest_rows:
+            raise InputError(
+                f"{self.name} needs at least {self.fewest_rows} rows to fit, but a fit has {count}; "
+                "lower the rank, or raise neighbors (local fit) or the pool (global fit)"
+            )
 
     def prepared(self, problem: FitProblem) -> FitProblem:
         """The problem with whatever its batches are to share, made before workers divide them."""
