@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,15 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from deltalens.models.interventions.backbone import Backbone
-from deltalens.models.interventions.masks import (
-    BlockPattern,
-    CausalBuffer,
-    causal_buffers,
-    doubled_bias,
-    imposed_arguments,
-    suffix_mask,
-    swapped_buffers,
-)
+from deltalens.models.interventions.patterns import SuffixPatterns
 from deltalens.models.interventions.scheme import BaseRun, repeated, run_base
 from deltalens.models.model import Model
 
@@ -34,15 +26,14 @@ class CachedKeys:
     """
 
     base: BaseRun
-    buffers: tuple[CausalBuffer, ...]
-    masks: dict[object, Tensor] = field(default_factory=dict)
+    patterns: SuffixPatterns
 
     @classmethod
     def start(cls, model: Model, input_ids: Int[Tensor, "windows tokens"]) -> CachedKeys:
         """Run the original once with a cache that keeps every key."""
         # Without a config, since the default cache drops keys that left a sliding window.
         base = run_base(Backbone.of(model), model.blocks, input_ids, cache=DynamicCache(), use_cache=True)
-        return cls(base, causal_buffers(model.blocks))
+        return cls(base, SuffixPatterns.of(base, doubled=False))
 
     def patched(
         self,
@@ -56,39 +47,13 @@ class CachedKeys:
         positions = torch.arange(length, device=base.input_ids.device).unsqueeze(0)
         with (
             base.started_after(layer, rows),
-            self._patterns_after(layer, count),
-            swapped_buffers(self.buffers, length),
+            self.patterns.imposed(layer, count),
             _restored_keys(base.cache, count),
         ):
             output = base.backbone.run(
                 repeated(base.input_ids, count), cache=base.cache, use_cache=True, positions=positions
             )
         return base.per_patch(base.backbone.final_states(output), count)
-
-    def _patterns_after(self, layer: int, count: int) -> Any:
-        later = range(layer + 1, len(self.base.blocks))
-        return imposed_arguments(
-            {self.base.blocks[index]: self._arguments(self.base.patterns[index], count) for index in later}
-        )
-
-    def _arguments(self, pattern: BlockPattern, count: int) -> dict[str, Tensor]:
-        length = self.base.length
-        arguments = {}
-        if pattern.mask_argument is not None:
-            arguments[pattern.mask_argument] = self._mask(pattern)
-        for name, bias in pattern.biases.items():
-            doubled = doubled_bias(bias, length)
-            arguments[name] = repeated(doubled, count) if name == "alibi" else doubled
-        return arguments
-
-    def _mask(self, pattern: BlockPattern) -> Tensor:
-        # Blocks share a few mask tensors, which live as long as the base run that recorded them.
-        key = (id(pattern.mask), pattern.dtype, pattern.device)
-        if key not in self.masks:
-            # Rows are full windows, so all have the first one's pattern.
-            mask = None if pattern.mask is None else pattern.mask[:1]
-            self.masks[key] = suffix_mask(mask, self.base.length, pattern, doubled=False)
-        return self.masks[key]
 
 
 @contextmanager
