@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deltalens.api import Run, open, run
     from deltalens.core.decompose import decompose
     from deltalens.core.decomposition import Decomposition
-    from deltalens.errors import CorpusError, DeltalensError, InputError, ModelError, StoreError
+    from deltalens.errors import CorpusError, DeltalensError, ExecutorError, InputError, ModelError, StoreError
     from deltalens.experiment.spec import RunSpec
     from deltalens.models import Model, capture, doctor, intervene, load
 
@@ -27,6 +27,7 @@ __all__ = [
     "CorpusError",
     "Decomposition",
     "DeltalensError",
+    "ExecutorError",
     "InputError",
     "Model",
     "ModelError",
@@ -48,7 +49,7 @@ _HOMES = {
     "deltalens.api": ("Run", "open", "run"),
     "deltalens.core.decompose": ("decompose",),
     "deltalens.core.decomposition": ("Decomposition",),
-    "deltalens.errors": ("CorpusError", "DeltalensError", "InputError", "ModelError", "StoreError"),
+    "deltalens.errors": ("CorpusError", "DeltalensError", "ExecutorError", "InputError", "ModelError", "StoreError"),
     "deltalens.experiment.spec": ("RunSpec",),
     "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deltalens.errors import InputError, StoreError
 from deltalens.experiment.documents import Documents, TextSource, read_source
+from deltalens.experiment.executors import check_executor
 from deltalens.experiment.pipeline import execute
 from deltalens.experiment.plan import load_for, make_plan, read_documents
 from deltalens.experiment.progress import Progress, Silent
@@ -129,6 +130,7 @@ def run_spec(
     """Execute a spec; a model or documents that are at hand are used instead of what the spec names."""
     if resume and out is None:
         raise InputError("resume needs the folder of the run to continue; give out (--out)")
+    check_executor(spec, model_in_memory=model is not None)
     documents = documents or read_documents(spec)
     if out is not None:
         _check_folder(out, resume)

@@ -23,3 +23,7 @@ class CorpusError(DeltalensError, ValueError):
 
 class StoreError(DeltalensError):
     """A run folder is damaged, belongs to another run, or can't be written."""
+
+
+class ExecutorError(DeltalensError):
+    """The workers of a run can't be reached, don't share its folder or its versions, or keep dying."""

@@ -48,25 +48,48 @@ class Captured:
 
 def capture_states(plan: Plan, progress: Progress) -> Captured:
     """Capture evaluation and pool states, and decide which tokens take part."""
-    corpus, spec = plan.corpus, plan.spec
-    sets = [("evaluation", corpus.evaluation)] + ([("pool", corpus.pool)] if corpus.pool is not None else [])
-    shards = [StateShards(plan.folder.states, name, plan.fingerprint) for name, _ in sets]
+    sets, batch_size = _sets(plan), plan.spec.batch_size
     with progress.step("capture states", sum(len(windows) for _, windows in sets)) as advance:
         fitted = [
-            shard.capture(plan.model, windows, layers=plan.layers, batch_size=spec.batch_size, advance=advance)
-            for shard, (_, windows) in zip(shards, sets, strict=True)
+            shards.capture(plan.model, windows, layers=plan.layers, batch_size=batch_size, advance=advance)
+            for shards, windows in sets
         ]
+    return _decided(plan, min(fitted))
+
+
+def committed_states(plan: Plan) -> Captured:
+    """What another process captured for the same plan, with the same decisions made again.
+
+    Raises:
+        StoreError: the states aren't in the run folder, or are damaged.
+    """
+    for shards, windows in _sets(plan):
+        shards.verify(len(windows))
+    return _decided(plan, plan.spec.batch_size)
+
+
+def _sets(plan: Plan) -> list[tuple[StateShards, Windows]]:
+    """The sets of windows that a plan captures, each with where its states lie."""
+    corpus = plan.corpus
+    windows = {"evaluation": corpus.evaluation} | ({"pool": corpus.pool} if corpus.pool is not None else {})
+    return [(StateShards(plan.folder.states, name, plan.fingerprint), part) for name, part in windows.items()]
+
+
+def _decided(plan: Plan, fitted: int) -> Captured:
+    """Captured states with everything that they decide for all layers; ``fitted`` windows went through at once."""
+    corpus, spec = plan.corpus, plan.spec
+    shards, sets = zip(*_sets(plan), strict=True)
     norms = [shard.norms() for shard in shards]
-    damage = _non_finite([windows for _, windows in sets], norms)
+    damage = _non_finite(list(sets), norms)
     exclusions = exclude(
-        [windows for _, windows in sets],
+        list(sets),
         norms,
         skip_first=spec.skip_first,
         max_norm_multiple=spec.max_norm_multiple,
     )
     tables = [
         token_rows(windows, corpus.document_names, excluded, plan.model.tokenizer)
-        for (_, windows), excluded in zip(sets, exclusions, strict=True)
+        for windows, excluded in zip(sets, exclusions, strict=True)
     ]
     if damage and not exclusions[0].included.any():
         raise ModelError(f"{plan.model.identity.name} can't be measured: {damage}")
@@ -86,7 +109,7 @@ def capture_states(plan: Plan, progress: Progress) -> Captured:
         pool_tokens=tables[-1],
         partner=derangement(windows_of, torch.ones(len(windows_of), dtype=torch.bool), spec.seed),
         summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
-        warnings=_warnings(min(fitted), spec.batch_size, damage) + _few_clusters(codes, windows),
+        warnings=_warnings(fitted, spec.batch_size, damage) + _few_clusters(codes, windows),
     )
 
 

@@ -26,12 +26,10 @@ _HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 
 
 @dataclass(frozen=True)
-class Gate:
-    """What was proven before measuring, and the means to measure by.
+class Proof:
+    """What was proven before measuring; it holds in every process that has the same weights and windows.
 
     Attributes:
-        plan: the run.
-        included: positions that take part.
         checks: the model's checks on the run's own windows.
         parity: the proof of the scheme that serves single positions, or of its failure.
         scheme: what serves single positions; ``rerun`` where no fast path was proven.
@@ -40,14 +38,27 @@ class Gate:
         warnings: one line each.
     """
 
-    plan: Plan
-    included: Bool[Tensor, "windows length"]
     checks: tuple[Check, ...]
     parity: Parity | None
     scheme: str
     sampled: Bool[Tensor, "windows length"] | None
     noise_floor: dict[str, float]
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What was proven, and the means to measure by it.
+
+    Attributes:
+        plan: the run.
+        included: positions that take part.
+        proof: what was proven.
+    """
+
+    plan: Plan
+    included: Bool[Tensor, "windows length"]
+    proof: Proof
 
     def meter(self) -> FunctionalMeter:
         """A meter over all evaluation windows."""
@@ -57,16 +68,16 @@ class Gate:
             self.plan.corpus.evaluation,
             self.included,
             spec.batch_size,
-            self.scheme,
+            self.proof.scheme,
             spec.divergence,
-            self.sampled,
+            self.proof.sampled,
         )
 
     def flags(self, rows: pd.DataFrame) -> pd.Series:
         """Per row, what its figures drown in: ``kl_single<floor``, ``kl_all<floor``, ``error<rounding``."""
         conditions = {
             f"kl_{scope}<floor": rows[f"kl_{scope}"] <= floor
-            for scope, floor in self.noise_floor.items()
+            for scope, floor in self.proof.noise_floor.items()
             if f"kl_{scope}" in rows
         }
         half_ulp = _HALF_ULP.get(self.plan.model.dtype)
@@ -78,15 +89,15 @@ class Gate:
 
     def to_manifest(self) -> dict[str, Any]:
         """Checks, interventions and floors as the manifest holds them."""
-        parity = None if self.parity is None else vars(self.parity)
-        sampled = None if self.sampled is None else int(self.sampled.sum())
+        parity = None if self.proof.parity is None else vars(self.proof.parity)
+        sampled = None if self.proof.sampled is None else int(self.proof.sampled.sum())
         return {
-            "checks": [vars(check) for check in self.checks],
+            "checks": [vars(check) for check in self.proof.checks],
             "interventions": {
-                "single": {"path": self.scheme, "parity": parity, "sampled": sampled},
+                "single": {"path": self.proof.scheme, "parity": parity, "sampled": sampled},
                 "all": {"path": "patched forward"},
             },
-            "noise_floor": self.noise_floor,
+            "noise_floor": self.proof.noise_floor,
             "rounding_floor": self.rounding_floor(),
         }
 
@@ -110,7 +121,7 @@ def open_gate(plan: Plan, included: Bool[Tensor, "windows length"], progress: Pr
         advance(1)
     for warning in warnings:
         progress.note(f"warning: {warning}")
-    return Gate(plan, included, checks, parity, scheme, sampled, floor, tuple(warnings))
+    return Gate(plan, included, Proof(checks, parity, scheme, sampled, floor, tuple(warnings)))
 
 
 def _model_checks(model: Model, windows: Windows) -> tuple[Check, ...]:

@@ -57,7 +57,7 @@ def finished_manifest(
         "status": COMPLETE,
         "finished": _now(),
         "corpus": manifest["corpus"] | sides,
-        "warnings": [*captured.warnings, *gate.warnings],
+        "warnings": [*captured.warnings, *gate.proof.warnings],
         "bootstrap": {"clusters": clusters, "resamples": captured.plan.spec.resamples},
         "tables": tables,
     }

@@ -89,9 +89,7 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     window = choose_window(spec.window, model)
     corpus = _corpus(spec, model, documents, window)
     _check_vocabulary(corpus, model)
-    fingerprint = spec.fingerprint(
-        model=model.identity.weight_hash, corpus=corpus.hash, version=str(measuring_versions())
-    )
+    fingerprint = run_fingerprint(spec, model, corpus)
     plan = Plan(spec, model, corpus, layers, window, RunFolder(folder), fingerprint, documents.in_python)
     _check_disk(plan)
     return plan
@@ -114,6 +112,11 @@ def _corpus(spec: RunSpec, model: Model, documents: Documents, window: int) -> C
         documents, model.tokenizer, window=window, tokens=tokens, pool_tokens=asked, seed=spec.seed,
         neighbors=neighbors,
     )  # fmt: skip
+
+
+def run_fingerprint(spec: RunSpec, model: Model, corpus: Corpus) -> str:
+    """What a run's results are filed under: spec, weights, text and measuring versions, as one hash."""
+    return spec.fingerprint(model=model.identity.weight_hash, corpus=corpus.hash, version=str(measuring_versions()))
 
 
 def measuring_versions() -> dict[str, str]:

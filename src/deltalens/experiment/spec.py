@@ -21,7 +21,9 @@ DEFAULT_MODEL = "tiny-gpt2"
 DEFAULT_MAPS = ("diagonal", "low_rank:8", "orthogonal", "mlp:32")
 
 #: Fields that change how a run is executed but none of its numbers; they are no part of the fingerprint.
-EXECUTION_FIELDS = frozenset({"keep_states", "device"})
+EXECUTION_FIELDS = frozenset(
+    {"keep_states", "device", "executor", "ray_address", "workers", "gpus_per_worker", "cpus_per_worker"}
+)
 
 
 class RunSpec(BaseModel):
@@ -89,6 +91,15 @@ class RunSpec(BaseModel):
     sample: int = Field(256, ge=1, description="Positions patched one by one where no exact fast way holds.")
     resamples: int = Field(1000, ge=100, description="Bootstrap resamples behind each interval.")
     keep_states: bool = Field(False, description="Keep the captured states in the run folder.")
+    executor: Literal["local", "ray"] = Field("local", description="Who measures: this process, or Ray's workers.")
+    ray_address: str | None = Field(
+        None, description="Ray cluster to join, HOST:PORT or 'auto'. Default: RAY_ADDRESS, else a Ray of the run's own."
+    )
+    workers: int | None = Field(None, ge=1, description="Ray workers. Default: as many as the cluster holds.")
+    gpus_per_worker: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="GPUs per Ray worker. Default: 1 where the run itself has one."
+    )
+    cpus_per_worker: int = Field(1, ge=1, description="CPUs and threads per Ray worker.")
 
     @model_validator(mode="before")
     @classmethod

@@ -71,12 +71,20 @@ class StateShards:
         inputs, outputs = ([self._read(shard, _key(at)) for shard in shards] for at in (layer, layer + 1))
         return torch.cat(inputs), torch.cat(outputs)
 
-    def verify(self) -> None:
-        """Refuse shards that are damaged."""
+    def verify(self, windows: int) -> None:
+        """Refuse shards that are damaged, or don't hold this many windows of this run."""
+        held = 0
         for shard in self._shards():
             found = damage(shard)
             if found is not None:
                 raise StoreError(f"captured states are damaged: {found}; run again with --resume")
+            marker = read_json(shard / MARKER)
+            held += marker["windows"] if marker.get("fingerprint") == self.fingerprint else 0
+        if held != windows:
+            raise StoreError(
+                f"{self.folder} holds the captured states of {held} of {windows} windows of {self.name}; "
+                f"every process that measures must see the run folder"
+            )
 
     def _shards(self) -> list[Path]:
         return sorted(path for path in self.folder.glob(f"{self.name}-*") if path.is_dir())

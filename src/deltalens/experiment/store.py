@@ -85,6 +85,7 @@ class RunFolder:
             remove_temporaries(self.folder)
             yield
         finally:
+            remove_temporaries(self.folder)  # of workers that died
             lock.release()
 
     @contextmanager
