@@ -132,7 +132,7 @@ def _discover(hf: Any) -> tuple[tuple[nn.Module, ...], Architecture]:
     head = hf.get_output_embeddings()
     row = Architecture(
         model_type=hf.config.model_type, blocks=best.path, embedding=names[id(embedding)],
-        heads=(names.get(id(head), ""),), mixers=GENERIC_MIXERS, discovered=True,
+        heads=(names.get(id(head), ""),), mixers=GENERIC_MIXERS, mixer_outputs=(), mlp_outputs=(), discovered=True,
     )  # fmt: skip
     blocks = tuple(best.children[index] for index in best.order)
     return blocks, replace(row, returns="tuple" if _returns_tuple(hf, blocks[0], ids) else "tensor")
