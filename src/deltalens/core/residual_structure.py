@@ -147,7 +147,8 @@ def squared_cosines(first: Float[Tensor, "n d"], second: Float[Tensor, "n d"]) -
     """``cos²`` of each pair of rows in float64: the share of one that the other's direction explains; NaN for zeros."""
     first, second = first.double(), second.double()
     sizes = first.square().sum(1) * second.square().sum(1)
-    return torch.where(sizes > 0, (first * second).sum(1).square() / sizes, torch.nan)
+    found: Tensor = torch.where(sizes > 0, (first * second).sum(1).square() / sizes, torch.nan)
+    return found
 
 
 def _units(vectors: Tensor) -> Tensor:

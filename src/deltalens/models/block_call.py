@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -37,6 +39,15 @@ class BlockCall:
         """Call the block again with other hidden states; gradients pass where they are enabled."""
         arguments, named = with_block_input(self.arguments, self.named, states)
         return hidden_states(self.block(*arguments, **named))
+
+    def in_float32(self) -> BlockCall:
+        """The same call of a copy of the block in float32, or of the block itself where it is no coarser."""
+        kinds = {parameter.dtype for parameter in self.block.parameters() if parameter.is_floating_point()}
+        if kinds <= {torch.float32, torch.float64}:
+            return self
+        wide = copy.deepcopy(self.block).float()
+        arguments, named = _wide(self.arguments), {name: _wide(value) for name, value in self.named.items()}
+        return BlockCall(wide, cast(tuple[object, ...], arguments), named, self.output.float())
 
 
 class BlockRunner:
@@ -85,3 +96,10 @@ class BlockRunner:
         if len(calls) != 1:
             raise ModelError(f"Block {layer} was called {len(calls)} times in one forward pass; expected one call.")
         return BlockCall(blocks[layer], calls[0][0], calls[0][1], outputs[0])
+
+
+def _wide(value: object) -> object:
+    """Floating tensors in float32, also inside tuples."""
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    return tuple(_wide(item) for item in value) if type(value) is tuple else value
