@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deltalens.errors import CorpusError, DeltalensError, ExecutorError, InputError, ModelError, StoreError
     from deltalens.experiment.spec import RunSpec
     from deltalens.models import Model, capture, doctor, intervene, load
+    from deltalens.study.inside import Inside, inside
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "DeltalensError",
     "ExecutorError",
     "InputError",
+    "Inside",
     "Model",
     "ModelError",
     "Run",
@@ -38,6 +40,7 @@ __all__ = [
     "capture",
     "decompose",
     "doctor",
+    "inside",
     "intervene",
     "load",
     "open",
@@ -52,6 +55,7 @@ _HOMES = {
     "deltalens.errors": ("CorpusError", "DeltalensError", "ExecutorError", "InputError", "ModelError", "StoreError"),
     "deltalens.experiment.spec": ("RunSpec",),
     "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),
+    "deltalens.study.inside": ("Inside", "inside"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

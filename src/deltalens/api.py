@@ -107,10 +107,10 @@ def run(
         ['held_out', 'in_sample']
     """
     text = text if text is None or isinstance(text, (str, Path)) else _listed(text)
-    spec, documents = _spec_and_documents(model, text, fields)
+    spec, documents = spec_and_documents(model, text, fields)
     return run_spec(
         spec,
-        _as_it_is(model) if isinstance(model, Model) else None,
+        as_it_is(model) if isinstance(model, Model) else None,
         documents,
         out=None if out is None else _folder(out),
         resume=resume,
@@ -162,9 +162,10 @@ def fresh_folder(model: str) -> Path:
     return next(RUNS / name for name in names if not (RUNS / name).exists())
 
 
-def _spec_and_documents(
+def spec_and_documents(
     model: str | Path | Model | None, text: TextSource | None, fields: dict[str, object]
 ) -> tuple[RunSpec, Documents | None]:
+    """The spec that the arguments of a verb make, and the documents where they are content rather than paths."""
     named = _named(model, fields)
     paths = _paths(text)
     if paths:
@@ -194,7 +195,7 @@ def _named(model: object, fields: dict[str, object]) -> dict[str, object]:
     return {"model": model.identity.name, "revision": model.identity.revision, "dtype": plain}
 
 
-def _as_it_is(model: Model) -> Model:
+def as_it_is(model: Model) -> Model:
     """The model with the hash of its weights as they are now; they may have been edited since it was loaded."""
     return replace(model, identity=replace(model.identity, weight_hash=weight_hash(model.hf)))
 

@@ -156,7 +156,8 @@ def _units(vectors: Tensor) -> Tensor:
     wide = vectors.double()
     sizes = wide.norm(dim=1, keepdim=True)
     kept = sizes[:, 0] > 0
-    return wide[kept] / sizes[kept]
+    units: Tensor = wide[kept] / sizes[kept]
+    return units
 
 
 def _gram_energy(units: Tensor) -> float:
