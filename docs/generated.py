@@ -87,6 +87,7 @@ def _values(field: FieldInfo) -> str:
         return ", ".join(f"`{choice}`" for choice in choices)
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind not in (type(None), Ellipsis)]
     names = " or ".join(dict.fromkeys(getattr(kind, "__name__", str(kind)) for kind in kinds))
+    names = names.replace("or tuple", "or several")
     return f"list of {names}" if getattr(field.annotation, "__origin__", None) is tuple else names
 
 

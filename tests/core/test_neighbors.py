@@ -138,3 +138,36 @@ def test_impossible_requests_say_what_to_change(change, words):
         # Without the tests' own shape checks, as users call it.
         unwrap(find_neighborhoods)(request.pop("anchors"), request.pop("pool_inputs"), **request)
     assert "\n" not in str(raised.value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(3, 40), st.integers(0, 10**6), st.booleans(), st.booleans(), st.sampled_from(["euclidean", "cosine"])
+)
+def test_the_nearest_of_many_neighbors_are_those_of_a_search_for_few(p, seed, leave_out, distinct, metric):
+    """Ties, merged duplicates and excluded members included: what is read from a prefix is what is searched for."""
+    rng = np.random.default_rng(seed)
+    pool = torch.tensor(rng.integers(0, 3, size=(p, 2)).astype(np.float32))
+    updates = torch.tensor(rng.normal(size=(p, 3)))
+    own = torch.arange(p).unsqueeze(1) if leave_out else None
+    most = (len(torch.unique(pool, dim=0)) if distinct else p) - leave_out
+    if most < 2:
+        return
+    options = {"metric": metric, "distinct": distinct, "excluded": own}
+    many = find_neighborhoods(pool, pool, neighbors=most, **options)
+    for k in range(1, most + 1):
+        few, prefix = find_neighborhoods(pool, pool, neighbors=k, **options), many.nearest(k)
+        assert torch.equal(prefix.indices, few.indices)
+        assert torch.equal(prefix.distances, few.distances)
+        assert torch.equal(prefix.distinct_neighbors, few.distinct_neighbors)
+        averaged = [found.merged.averaged(updates)[found.rows] for found in (prefix, few)]
+        assert torch.equal(*averaged)
+        inputs = [pool[found.merged.representative[found.rows]] for found in (prefix, few)]
+        assert torch.equal(*inputs)
+
+
+@pytest.mark.parametrize("k", [0, 6])
+def test_no_more_neighbors_are_read_than_were_found(k):
+    found = find_neighborhoods(torch.randn(3, 2), torch.randn(20, 2), neighbors=5)
+    with pytest.raises(InputError, match=f"{k} neighbors were asked of 5"):
+        found.nearest(k)

@@ -56,7 +56,7 @@ def texts(tmp_path: Path) -> Path:
         (["--layers", "6"], 2, "layers 0 to 5"),
         (["--layers", "0:7"], 2, "layers 0 to 5"),
         (["--ridge", "0"], 2, "ridge"),
-        (["--ridge", "x"], 2, "--ridge"),
+        (["--ridge", "x"], 2, "ridge"),
         (["--nonsense", "1"], 2, "--nonsense"),
         (["--window", "100000"], 2, "window"),
         (["--protocol", "leave_one_out", "--fit", "global"], 2, "leave_one_out"),

@@ -71,10 +71,16 @@ class SyntheticRun:
         return pd.read_parquet(self.folder / "summary.parquet")
 
     def tokens(
-        self, layer: int | None = None, map: str | None = None, fit: str | None = None, protocol: str | None = None
+        self,
+        layer: int | None = None,
+        map: str | None = None,
+        fit: str | None = None,
+        protocol: str | None = None,
+        **point: object,
     ) -> pd.DataFrame:
         frame = pd.read_parquet(self.folder / "tokens.parquet")
-        for name, wanted in (("layer", layer), ("map", map), ("fit", fit), ("protocol", protocol)):
+        own = {"layer": layer, "map": map, "fit": fit, "protocol": protocol}
+        for name, wanted in (own | point).items():
             if wanted is not None:
                 frame = frame[frame[name] == wanted]
         return frame

@@ -65,7 +65,11 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _metavar(annotation: Any) -> str | None:
-    choices = [c for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal for c in get_args(part)]
-    if choices:
-        return "|".join(choices) if get_origin(annotation) is not tuple else ",".join(choices)
-    return None
+    parts = (annotation, *get_args(annotation))
+    choices = [c for part in parts if get_origin(part) is Literal for c in get_args(part)]
+    if get_origin(annotation) is tuple:
+        return ",".join(choices) or None
+    one = "|".join(choices)
+    if any(get_origin(part) is tuple for part in parts):  # one value or several
+        return f"{one or get_args(annotation)[0].__name__}[,...]"
+    return one or None

@@ -1,5 +1,6 @@
 """Exact nearest neighbours, in blocks: float64 distances, ties to the lower pool index, equal inputs merged."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,15 +28,39 @@ class Neighborhoods:
     """Each anchor's k nearest pool inputs, shared by every map and every null of a layer.
 
     ``indices`` point into the pool as given (a merged group shows its lowest usable member); ``distances`` are exact
-    float64 distances in ascending order; ``distinct_neighbors`` counts distinct inputs among the k; ``rows`` point
-    into ``merged``, which says how updates are averaged.
+    float64 distances in ascending order; ``input_groups`` number the neighbours' inputs, equal ones alike; ``rows``
+    point into ``merged``, which says how updates are averaged.
     """
 
     indices: Int[Tensor, "n k"]
     distances: Float[Tensor, "n k"]
-    distinct_neighbors: Int[Tensor, " n"]
+    input_groups: Int[Tensor, "n k"]
     rows: Int[Tensor, "n k"]
     merged: MergedRows
+
+    @property
+    def distinct_neighbors(self) -> Int[Tensor, " n"]:
+        """How many distinct inputs there are among the k."""
+        found = self.input_groups.sort(dim=1).values
+        return 1 + (found[:, 1:] != found[:, :-1]).sum(1)
+
+    def of(self, anchors: Int[Tensor, " chosen"]) -> "Neighborhoods":
+        """The neighbourhoods of some anchors."""
+        return self._each(lambda table: table[anchors])
+
+    def nearest(self, neighbors: int) -> "Neighborhoods":
+        """The nearest of each anchor's neighbours: what a search for fewer would have found.
+
+        Raises:
+            InputError: More were asked than were found.
+        """
+        if not 1 <= neighbors <= self.indices.shape[1]:
+            raise InputError(f"{neighbors} neighbors were asked of {self.indices.shape[1]} that were found; find more")
+        return self if neighbors == self.indices.shape[1] else self._each(lambda t: t[:, :neighbors].contiguous())
+
+    def _each(self, take: Callable[[Tensor], Tensor]) -> "Neighborhoods":
+        indices, distances, groups, rows = map(take, (self.indices, self.distances, self.input_groups, self.rows))
+        return Neighborhoods(indices, distances, groups, rows, self.merged)
 
 
 def find_neighborhoods(
@@ -84,15 +109,14 @@ def find_neighborhoods(
     _require_enough(units, forbidden, neighbors, merging)
     points = _Points.of(anchors, pool_inputs[units.representative], metric)
     chosen, distances = _nearest(points, neighbors, forbidden)
-    found = groups.of_row[units.representative][chosen].sort(dim=1).values
-    different = 1 + (found[:, 1:] != found[:, :-1]).sum(1)
+    input_groups = groups.of_row[units.representative][chosen]
     if not merging:
         everything = torch.arange(pool_inputs.shape[0], device=anchors.device)
         none = everything[:0]
         merged = MergedRows(pool_inputs, None, everything, none, none, none)
-        return Neighborhoods(chosen, distances, different, chosen, merged)
+        return Neighborhoods(chosen, distances, input_groups, chosen, merged)
     indices, rows, merged = _without_excluded_members(pool_inputs, units, chosen, excluded)
-    return Neighborhoods(indices, distances, different, rows, merged)
+    return Neighborhoods(indices, distances, input_groups, rows, merged)
 
 
 def _require_request(

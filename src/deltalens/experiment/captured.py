@@ -45,6 +45,14 @@ class Captured:
         """Which token rows take part."""
         return self.exclusions.included[self.real]
 
+    def pool_part(self, pool_tokens: int | None) -> Bool[Tensor, " rows"]:
+        """Which included pool tokens belong to a swept pool of that size; all of them where the pool isn't swept."""
+        windows = torch.tensor(self.pool_tokens.loc[~self.pool_tokens["excluded"], "window"].to_numpy())
+        if self.plan.corpus.pool is None or "pool_tokens" not in self.plan.spec.swept:
+            return torch.ones(len(windows), dtype=torch.bool)
+        assert pool_tokens is not None
+        return self.plan.corpus.pool.nested(pool_tokens)[windows]
+
 
 def capture_states(plan: Plan, progress: Progress) -> Captured:
     """Capture evaluation and pool states, and decide which tokens take part."""
@@ -99,7 +107,7 @@ def _decided(plan: Plan, fitted: int) -> Captured:
     windows = included["window"].to_numpy()
     clusters = clusters_of(corpus.evaluation.documents.numpy()[windows], windows)
     codes = np.unique(clusters, return_inverse=True)[1]
-    return Captured(
+    captured = Captured(
         plan=plan,
         evaluation=shards[0],
         pool=shards[1] if len(shards) > 1 else None,
@@ -111,6 +119,20 @@ def _decided(plan: Plan, fitted: int) -> Captured:
         summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
         warnings=_warnings(fitted, spec.batch_size, damage) + _few_clusters(codes, windows),
     )
+    _require_pools(captured)
+    return captured
+
+
+def _require_pools(captured: Captured) -> None:
+    """Refuse a swept pool that exclusions leave too small for a neighbourhood."""
+    spec = captured.plan.spec
+    needed = spec.rows_per_fit
+    for size in spec.values("pool_tokens") if "pool_tokens" in spec.swept else ():
+        left = int(captured.pool_part(size).sum())
+        if left < needed:
+            raise InputError(
+                f"{left} of pool_tokens {size} are left without excluded ones, {needed} are needed; raise pool_tokens"
+            )
 
 
 def _non_finite(windows: list[Windows], norms: list[Tensor]) -> str | None:

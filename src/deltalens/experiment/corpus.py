@@ -51,6 +51,15 @@ class Windows:
         """The windows at the given indices."""
         return Windows(self.input_ids[chosen], self.lengths[chosen], self.documents[chosen], self.special[chosen])
 
+    def nested(self, tokens: int) -> Bool[Tensor, " windows"]:
+        """Whole windows, one from each document in turn, until there are as many tokens; fewer are among more."""
+        turn = torch.arange(len(self)) - torch.searchsorted(self.documents, self.documents)  # documents ascend
+        order = torch.argsort(turn, stable=True)
+        before = self.lengths[order].cumsum(0) - self.lengths[order]
+        chosen = torch.zeros(len(self), dtype=torch.bool)
+        chosen[order[before < tokens]] = True
+        return chosen
+
 
 @dataclass(frozen=True)
 class Corpus:

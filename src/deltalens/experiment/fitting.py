@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.core.controls import permuted_updates
@@ -16,6 +16,7 @@ from deltalens.core.neighbors import Neighborhoods, find_neighborhoods
 from deltalens.experiment.captured import Captured
 from deltalens.experiment.spec import Protocol, RunSpec
 from deltalens.experiment.states import StateShards
+from deltalens.experiment.sweep import SweepPoint
 from deltalens.models import Model, isolated_outputs
 
 _PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -31,6 +32,12 @@ class LayerStates:
     windows: Int[Tensor, " n"]
     pool_x: Float[Tensor, "p d"] | None
     pool_y: Float[Tensor, "p d"] | None
+
+    def with_pool_of(self, part: Bool[Tensor, " p"]) -> "LayerStates":
+        """The same with some of the pool's tokens."""
+        if self.pool_x is None or self.pool_y is None or bool(part.all()):
+            return self
+        return replace(self, pool_x=self.pool_x[part], pool_y=self.pool_y[part])
 
 
 def layer_states(captured: Captured, layer: int) -> LayerStates:
@@ -59,16 +66,34 @@ class Fit:
 
 
 class ProtocolFits:
-    """The fits of one layer under one protocol; neighbourhoods and Gram matrix are made once for all maps and nulls."""
+    """The fits of one layer under one protocol; neighbourhoods and Gram matrix are made once for all maps and nulls.
+
+    A spec that sweeps stands for its first point; `at` gives another with as much as can be shared.
+    """
 
     def __init__(
-        self, states: LayerStates, protocol: Protocol, spec: RunSpec, model: Model, partner: Int[Tensor, " n"]
+        self,
+        states: LayerStates,
+        protocol: Protocol,
+        spec: RunSpec,
+        model: Model,
+        partner: Int[Tensor, " n"],
+        *,
+        searched: "ProtocolFits | None" = None,
     ) -> None:
         self.states = states
         self.protocol = protocol
         self.spec = spec
+        self._point = spec.point
         self._model = model
         self._partner = partner
+        self._searched = searched or self
+
+    def at(self, point: SweepPoint) -> "ProtocolFits":
+        """The fits at another point with the same pool and metric, in which one search for neighbours serves all."""
+        return ProtocolFits(
+            self.states, self.protocol, self.spec.at(point), self._model, self._partner, searched=self._searched
+        )
 
     def fit(self, map: TokenwiseMap) -> Fit:
         """Decompose the layer with one map."""
@@ -96,13 +121,19 @@ class ProtocolFits:
     @cached_property
     def neighborhoods(self) -> Neighborhoods | None:
         """Each anchor's neighbours in the pool; None for a global fit."""
+        found = self._searched._most_neighbors
+        return None if found is None else found.nearest(self._point.neighbors)
+
+    @cached_property
+    def _most_neighbors(self) -> Neighborhoods | None:
+        """As many neighbours as any point of the sweep asks for."""
         if self.spec.fit == "global":
             return None
         return find_neighborhoods(
             self.states.x,
             self._pool_x,
-            neighbors=self.spec.neighbors,
-            metric=self.spec.metric,
+            neighbors=max(self.spec.values("neighbors")),
+            metric=self._point.metric,
             distinct=self.spec.distinct,
             excluded=self._excluded(),
         )
@@ -141,23 +172,14 @@ class ProtocolFits:
 
     @cached_property
     def _null_neighborhoods(self) -> Neighborhoods | None:
-        found, rows = self.neighborhoods, self._null_rows
-        if found is None:
-            return None
-        return replace(
-            found,
-            indices=found.indices[rows],
-            distances=found.distances[rows],
-            distinct_neighbors=found.distinct_neighbors[rows],
-            rows=found.rows[rows],
-        )
+        return None if self.neighborhoods is None else self.neighborhoods.of(self._null_rows)
 
     def _decompose(
         self, map: TokenwiseMap, x: Tensor, y: Tensor, pool_y: Tensor, found: Neighborhoods | None, *, probes: int
     ) -> Decomposition[Tensor]:
         spec = self.spec
         if map.name == "isolated":
-            updates = self._isolated_pool_updates
+            updates = self._searched._isolated_pool_updates
             return decomposition_from_tokenwise(x, y, self._isolated(x), updates, found, subspace=spec.subspace)
         return decompose_layer(
             x,
@@ -166,7 +188,7 @@ class ProtocolFits:
             pool_y,
             found,
             map,
-            ridge=spec.ridge,
+            ridge=self._point.ridge,
             subspace=spec.subspace,
             fit=spec.fit,
             seed=spec.seed,

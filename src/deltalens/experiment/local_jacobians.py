@@ -56,7 +56,7 @@ def local_maps(
     neighborhoods = fits.neighborhoods
     if neighborhoods is None:
         return LocalMaps(pd.DataFrame(), "local maps are compared for local fits only; use --fit local")
-    table = _FittedMaps(states, protocol, neighborhoods, bench.plan.spec.ridge)
+    table = _FittedMaps(states, protocol, neighborhoods, bench.plan.spec.point.ridge)
     residual = fits.fit(parse_map("affine")).decomposition.residual
     tokens = bench.captured.tokens[bench.captured.included_rows.numpy()]
     ids, inputs = bench.plan.corpus.evaluation.input_ids, bench.captured.evaluation.layer(states.layer)[0]

@@ -76,7 +76,7 @@ def command(spec: RunSpec) -> str:
         elif name == "text":
             parts.extend(piece for item in value for piece in (flag, item))
         else:
-            parts.extend([flag, ",".join(value) if isinstance(value, list) else str(value)])
+            parts.extend([flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)])
     return shlex.join(parts)
 
 

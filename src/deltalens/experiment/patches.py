@@ -1,5 +1,6 @@
 """The states that stand in for a layer's output: tokenwise part, matched controls, swaps, and doses of the residual."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,6 +63,12 @@ class Patch:
 
     states: Float[Tensor, "w s d"]
     undefined: Bool[Tensor, "w s"]
+
+    @property
+    def digest(self) -> bytes:
+        """A hash by which equal patches are known."""
+        numbers = self.states.contiguous().view(torch.uint8).cpu().numpy()
+        return hashlib.blake2b(numbers.tobytes() + self.undefined.numpy().tobytes()).digest()
 
     def undefined_in(self, scope: Scope) -> Bool[Tensor, "w s"]:
         """Where a measurement says nothing: with all positions replaced, also after the first that couldn't be."""

@@ -1,7 +1,7 @@
 """Before long work: load the model, cut the corpus, name the units, and refuse what can't succeed."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from deltalens.experiment.documents import Documents, built_in_documents, read_d
 from deltalens.experiment.prompt import build_prompt_corpus, check_prompt
 from deltalens.experiment.spec import RunSpec, select_layers
 from deltalens.experiment.store import RunFolder, UnitKey
+from deltalens.experiment.sweep import SweepPoint
 from deltalens.models import Model, load
 
 LONGEST_DEFAULT_WINDOW = 256
@@ -44,11 +45,21 @@ class Plan:
         """The units, layer by layer."""
         spec = self.spec
         return [
-            UnitKey(layer, map, spec.fit, protocol)
+            UnitKey(layer, map, spec.fit, protocol, tuple((name, getattr(point, name)) for name in spec.swept))
             for layer in self.layers
             for protocol in spec.protocol
+            for point in spec.points()
             for map in spec.maps
         ]
+
+    def carries_neighbors(self, key: UnitKey) -> bool:
+        """Whether a unit's folder also holds the neighbours: one unit's does of each search for them."""
+        others = {"neighbors": max(self.spec.values("neighbors")), "ridge": self.spec.point.ridge}
+        return key.map == self.spec.maps[0] and all(others.get(name, value) == value for name, value in key.point)
+
+    def point_of(self, key: UnitKey) -> SweepPoint:
+        """The point of a sweep that a unit is at."""
+        return replace(self.spec.point, **dict(key.point))
 
     @property
     def state_bytes(self) -> int:
@@ -89,6 +100,7 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     window = choose_window(spec.window, model)
     corpus = _corpus(spec, model, documents, window)
     _check_vocabulary(corpus, model)
+    _check_pools(spec, corpus)
     fingerprint = run_fingerprint(spec, model, corpus)
     plan = Plan(spec, model, corpus, layers, window, RunFolder(folder), fingerprint, documents.in_python)
     _check_disk(plan)
@@ -97,8 +109,8 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
 
 def _corpus(spec: RunSpec, model: Model, documents: Documents, window: int) -> Corpus:
     tokens = spec.tokens or DEFAULT_WINDOWS * window
-    pool_tokens = spec.pool_tokens or DEFAULT_POOL_MULTIPLE * tokens
-    asked = pool_tokens if "held_out" in spec.protocol else None
+    pools = [size or DEFAULT_POOL_MULTIPLE * tokens for size in spec.values("pool_tokens")]
+    asked = max(pools) if "held_out" in spec.protocol else None
     neighbors = spec.rows_per_fit
     if spec.prompt is not None:
         corpus = build_prompt_corpus(
@@ -107,7 +119,7 @@ def _corpus(spec: RunSpec, model: Model, documents: Documents, window: int) -> C
         )  # fmt: skip
         check_prompt(spec, corpus.evaluation)
         return corpus
-    _check_sizes(spec, window, tokens, pool_tokens)
+    _check_sizes(spec, window, tokens, min(pools))
     return build_corpus(
         documents, model.tokenizer, window=window, tokens=tokens, pool_tokens=asked, seed=spec.seed,
         neighbors=neighbors,
@@ -164,6 +176,20 @@ def _check_sizes(spec: RunSpec, window: int, tokens: int, pool_tokens: int) -> N
                 f"{field} leaves about {int(size * kept)} tokens as the pool of {protocol}, but {spec.rows_per_fit} "
                 f"{setting} were asked for; raise {field} or lower {setting.split()[-1]}"
             )
+
+
+def _check_pools(spec: RunSpec, corpus: Corpus) -> None:
+    """Refuse sizes of a swept pool that come to the same windows, or to too few tokens for a neighbourhood."""
+    if "pool_tokens" not in spec.swept or corpus.pool is None:
+        return
+    taken: dict[int, int] = {}
+    for size in spec.values("pool_tokens"):
+        windows = int(corpus.pool.nested(size).sum())
+        if windows in taken:
+            raise InputError(
+                f"pool_tokens {taken[windows]} and {size} come to the same {windows} windows; name one of them"
+            )
+        taken[windows] = size
 
 
 def _check_vocabulary(corpus: Corpus, model: Model) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from deltalens.core.maps import parse_map
 from deltalens.errors import InputError
 from deltalens.experiment.corpus import (
     Corpus,
@@ -81,15 +80,9 @@ def check_prompt(spec: RunSpec, windows: Windows) -> None:
             f"give a longer prompt or lower skip_first"
         )
     for protocol in spec.protocol:
-        needed = _least_pool(spec) + (protocol == "leave_one_out")
+        needed = spec.rows_per_fit + (protocol == "leave_one_out")
         if protocol != "held_out" and left < needed:
             raise InputError(
                 f"the prompt leaves {left} tokens as the pool of {protocol}, {needed} are needed; "
                 f"use protocol held_out, a longer prompt or fewer neighbors"
             )
-
-
-def _least_pool(spec: RunSpec) -> int:
-    if spec.fit == "local":
-        return spec.neighbors
-    return max(getattr(parse_map(text), "rank", 1) for text in spec.maps)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import product
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +11,18 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from deltalens.core.checks import LARGEST_RIDGE
 from deltalens.core.maps import parse_map
 from deltalens.errors import DeltalensError, InputError
+from deltalens.experiment.sweep import (
+    SWEPT_FIELDS,
+    Metrics,
+    Neighbors,
+    PoolTokens,
+    Ridges,
+    SweepPoint,
+    refuse_idle_sweep,
+    values_of,
+)
 
 Protocol = Literal["held_out", "leave_one_out", "in_sample"]
 Scope = Literal["single", "all"]
@@ -29,7 +39,8 @@ EXECUTION_FIELDS = frozenset(
 class RunSpec(BaseModel):
     """Everything that decides the numbers of a run; frozen, validated, with a canonical JSON and a fingerprint.
 
-    Unknown fields are refused. Lists may be given as comma-separated text, as on the command line.
+    Unknown fields are refused. Lists may be given as comma-separated text, as on the command line. ``neighbors``,
+    ``ridge``, ``pool_tokens`` and ``metric`` take one value or several, which make a sweep.
 
     Example:
         >>> spec = RunSpec.parse(model="tiny-neox", maps="diagonal,low_rank:4", neighbors=32)
@@ -50,8 +61,8 @@ class RunSpec(BaseModel):
         None, description="Decompose this text's tokens; text or dataset give the pool. Default protocol: held_out."
     )
     maps: tuple[str, ...] = Field(DEFAULT_MAPS, min_length=1, description="Tokenwise maps, comma-separated.")
-    neighbors: int = Field(64, ge=1, description="Nearest neighbours that a local map is fitted on.")
-    metric: Literal["euclidean", "cosine"] = Field("euclidean", description="Distance between inputs.")
+    neighbors: Neighbors = Field(64, description="Nearest neighbours of a local fit; several: a sweep.")
+    metric: Metrics = Field("euclidean", description="Distance between inputs; several: a sweep.")
     distinct: bool = Field(True, description="Merge bitwise-equal pool inputs before neighbours are chosen.")
     layers: str | None = Field(None, description="Transitions to measure, half-open, as START:STOP:STEP or a list.")
     protocol: tuple[Protocol, ...] = Field(
@@ -60,15 +71,16 @@ class RunSpec(BaseModel):
     exclude_window: bool = Field(False, description="leave_one_out drops the anchor's whole window.")
     scope: tuple[Scope, ...] = Field(("single", "all"), description="Replace one position, or all at once.")
     fit: Literal["local", "global"] = Field("local", description="One map per token, or one for the whole pool.")
-    ridge: float = Field(1e-2, gt=0, le=LARGEST_RIDGE, allow_inf_nan=False, description="Relative ridge of the fits.")
+    ridge: Ridges = Field(1e-2, description="Relative ridge of the fits; several: a sweep.")
     window: int | None = Field(
         None, ge=4, description="Tokens per window. Default: 256, or less where the model can't take as many."
     )
     tokens: int | None = Field(
         None, ge=1, description="Evaluation tokens, rounded up to whole windows. Default: eight windows."
     )
-    pool_tokens: int | None = Field(
-        None, ge=1, description="Pool tokens of held_out, rounded up to whole windows. Default: four times the tokens."
+    pool_tokens: PoolTokens = Field(
+        None,
+        description="Pool tokens of held_out, in whole windows; several: a sweep. Default: four times the tokens.",
     )
     subspace: int = Field(8, ge=1, description="Columns of the dominant tokenwise subspace.")
     precision: Literal["float32", "float64"] = Field("float32", description="Precision of fits and measures.")
@@ -152,21 +164,49 @@ class RunSpec(BaseModel):
             raise ValueError("both text and dataset were given; give one of them")
         if self.prompt is not None and self.tokens is not None:
             raise ValueError("both prompt and tokens were given; the evaluation tokens are the prompt's: drop tokens")
+        fewest = min(self.values("neighbors"))
         for text in self.maps:
             rank = getattr(parse_map(text), "rank", None)
-            if self.fit == "local" and rank is not None and rank > self.neighbors:
+            if self.fit == "local" and rank is not None and rank > fewest:
                 raise ValueError(
-                    f"map '{text}' asks for rank {rank} from {self.neighbors} neighbors; "
-                    f"lower the rank or raise neighbors"
+                    f"map '{text}' asks for rank {rank} from {fewest} neighbors; lower the rank or raise neighbors"
                 )
+        refuse_idle_sweep(self.swept, self.fit, self.protocol)
         return self
 
     @property
     def rows_per_fit(self) -> int:
         """The fewest pool rows that every fit can be made from."""
         if self.fit == "local":
-            return self.neighbors
+            return int(max(self.values("neighbors")))
         return max(parse_map(text).fewest_rows for text in self.maps)
+
+    def values(self, field: str) -> tuple[Any, ...]:
+        """The values that a field names, one or several."""
+        return values_of(getattr(self, field))
+
+    @property
+    def swept(self) -> tuple[str, ...]:
+        """The fields that name several values."""
+        return tuple(name for name in SWEPT_FIELDS if len(self.values(name)) > 1)
+
+    def points(self) -> tuple[SweepPoint, ...]:
+        """Every combination of the swept fields' values; one point where nothing is swept.
+
+        Example:
+            >>> [point.neighbors for point in RunSpec.parse(neighbors="16,32").points()]
+            [16, 32]
+        """
+        return tuple(SweepPoint(*values) for values in product(*map(self.values, SWEPT_FIELDS)))
+
+    @property
+    def point(self) -> SweepPoint:
+        """The first point, which stands for the run where only one can."""
+        return self.points()[0]
+
+    def at(self, point: SweepPoint) -> "RunSpec":
+        """The spec of one point alone."""
+        return self.model_copy(update=vars(point))
 
     @classmethod
     def parse(cls, **fields: object) -> "RunSpec":
@@ -251,8 +291,11 @@ def _without_repeats(items: tuple[str, ...], what: str) -> tuple[str, ...]:
 
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    cause = first.get("ctx", {}).get("error")
     field = ".".join(str(part) for part in first["loc"]) or "the run"
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ValidationError):  # of one value among several
+        first = cause.errors()[0]
+        cause = None
     if isinstance(cause, DeltalensError):
         return str(cause)
     if first["type"] == "extra_forbidden":

@@ -26,6 +26,7 @@ from deltalens.experiment.commit import (
     write_file,
     write_json,
 )
+from deltalens.experiment.sweep import swept_fields
 
 SCHEMA_VERSION = 1
 KEY = ("layer", "map", "fit", "protocol")
@@ -38,17 +39,25 @@ _TABLES = {name: f"{name}.parquet" for name in ("tokens", "summary", "neighbors"
 
 @dataclass(frozen=True, order=True)
 class UnitKey:
-    """What a unit of work measured: one layer, one map, one way to fit, one protocol."""
+    """What a unit of work measured: one layer, one map, one way to fit, one protocol, and a sweep's varied fields."""
 
     layer: int
     map: str
     fit: str
     protocol: str
+    point: tuple[tuple[str, Any], ...] = ()
 
     @property
     def folder_name(self) -> str:
-        """Such as ``03.low_rank-8.local.held_out``."""
-        return f"{self.layer:02d}.{self.map.replace(':', '-')}.{self.fit}.{self.protocol}"
+        """Such as ``03.low_rank-8.local.held_out``, followed in a sweep by its point: ``.neighbors-16.ridge-0.1``."""
+        swept = "".join(f".{name}-{value}" for name, value in self.point)
+        return f"{self.layer:02d}.{self.map.replace(':', '-')}.{self.fit}.{self.protocol}{swept}"
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The key as columns of a table."""
+        own = {"layer": self.layer, "map": self.map, "fit": self.fit, "protocol": self.protocol}
+        return own | dict(self.point)
 
 
 def by_layer(keys: Iterable[UnitKey]) -> list[list[UnitKey]]:
@@ -130,7 +139,7 @@ class RunFolder:
         """Commit a unit: its token table, its summary, and the neighbours where it carries them; all or none."""
 
         def write(folder: Path) -> None:
-            keyed = pd.concat([pd.DataFrame([_key_columns(key)] * len(tokens), index=tokens.index), tokens], axis=1)
+            keyed = pd.concat([pd.DataFrame([key.columns] * len(tokens), index=tokens.index), tokens], axis=1)
             keyed.to_parquet(folder / "tokens.parquet", index=False)
             write_json(folder / "summary.json", _plain(summary))
             if neighbors is not None:
@@ -149,7 +158,7 @@ class RunFolder:
             present = [part for part in parts if part.exists()]
             if present:
                 write_file(self.folder / _TABLES[name], lambda path, p=present: _concatenate(p, path))  # type: ignore[misc]
-        rows = [_key_columns(key) | _floats(read_json(self._unit(key) / "summary.json")) for key in keys]
+        rows = [key.columns | _floats(read_json(self._unit(key) / "summary.json")) for key in keys]
         self.write_table("summary", pd.DataFrame(rows))
         written = [self.folder / file for file in _TABLES.values() if (self.folder / file).exists()]
         return {path.name: file_identity(path) for path in written}
@@ -189,14 +198,27 @@ class StoredRun:
         return read_json(self.folder / _MANIFEST)
 
     def summary(self) -> pd.DataFrame:
-        """One row per layer, map, fit and protocol."""
+        """One row per layer, map, fit and protocol, and per point of a sweep."""
         return self._read("summary")
 
     def tokens(
-        self, layer: int | None = None, map: str | None = None, fit: str | None = None, protocol: str | None = None
+        self,
+        layer: int | None = None,
+        map: str | None = None,
+        fit: str | None = None,
+        protocol: str | None = None,
+        **point: object,
     ) -> pd.DataFrame:
-        """Per-token measures, one row per token and key; each argument keeps only the rows that have it."""
-        wanted = {"layer": layer, "map": map, "fit": fit, "protocol": protocol}
+        """Per-token measures, one row per token and key; each argument keeps only the rows that have it.
+
+        Raises:
+            InputError: ``point`` names a field that this run doesn't sweep.
+        """
+        swept = swept_fields(self.manifest.get("spec") or {})
+        for name in point:
+            if name not in swept:
+                raise InputError(f"this run doesn't sweep {name!r}; it sweeps {', '.join(swept) or 'nothing'}")
+        wanted = {"layer": layer, "map": map, "fit": fit, "protocol": protocol, **point}
         filters = [(column, "==", value) for column, value in wanted.items() if value is not None]
         return self._read("tokens", filters or None)
 
@@ -245,10 +267,6 @@ def _concatenate(parts: list[Path], path: Path) -> None:
     with pq.ParquetWriter(path, schema) as writer:
         for part in parts:
             writer.write_table(_with_schema(pq.read_table(part), schema))
-
-
-def _key_columns(key: UnitKey) -> dict[str, Any]:
-    return {"layer": key.layer, "map": key.map, "fit": key.fit, "protocol": key.protocol}
 
 
 def _with_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:

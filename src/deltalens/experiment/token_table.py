@@ -1,6 +1,7 @@
 """The token rows of a unit: who each token is, why it is left out, and every measure by its column name."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,9 +78,9 @@ def effect_columns(effect: Effect, real: Bool[Tensor, "w s"], suffix: str) -> di
 
 
 def neighbor_rows(
-    tokens: pd.DataFrame, pool: pd.DataFrame, neighbors: Tensor, distances: Tensor, layer: int, protocol: str
+    tokens: pd.DataFrame, pool: pd.DataFrame, neighbors: Tensor, distances: Tensor, columns: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """The nearest pool tokens of each included token, nearest first."""
+    """The nearest pool tokens of each included token, nearest first, below columns that are the same in all rows."""
     kept = min(NEIGHBORS_KEPT, neighbors.shape[1])
     chosen = neighbors[:, :kept].numpy()
     owner = np.repeat(np.arange(len(chosen)), kept)
@@ -87,8 +88,7 @@ def neighbor_rows(
     other = pool.iloc[chosen.reshape(-1)]
     return pd.DataFrame(
         {
-            "layer": np.int32(layer),
-            "protocol": protocol,
+            **columns,
             "window": own["window"].to_numpy(),
             "position": own["position"].to_numpy(),
             "rank": np.tile(np.arange(kept), len(chosen)),

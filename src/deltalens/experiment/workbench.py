@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltalens.errors import InputError
 from deltalens.experiment.captured import Captured, capture_states
 from deltalens.experiment.documents import Documents
 from deltalens.experiment.fitting import LayerStates, ProtocolFits, layer_states
@@ -53,6 +54,8 @@ def open_workbench(
         CorpusError: the text is too small for what was asked.
         ModelError: the model can't be loaded, or fails a check that numbers rest on.
     """
+    for field in spec.swept:
+        raise InputError(f"{field} has {len(spec.values(field))} values, but only a run sweeps; give one")
     documents = documents or read_documents(spec)
     loaded = model or load_for(spec)
     with tempfile.TemporaryDirectory(prefix="deltalens-") as folder:

@@ -8,6 +8,7 @@ import numpy as np
 from deltalens.errors import InputError
 from deltalens.report.evidence import ERROR, Judgement, Verdict, fitted_rows, judge_run
 from deltalens.report.logic import number
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, judged_protocol, model_facts, run_name, sort_protocols
 
 TITLES = {
@@ -76,7 +77,8 @@ class Claim:
 def claims_for(runs: Sequence[RunLike]) -> list[Claim]:
     """The nine claims, judged on one run or on several.
 
-    With several runs a claim has a run's verdict where all agree, `partly` where they differ and one speaks for it.
+    A run that sweeps is judged at its first point. With several runs a claim has a run's verdict where all
+    agree, `partly` where they differ and one speaks for it.
 
     Args:
         runs: finished runs, in any order.
@@ -89,6 +91,7 @@ def claims_for(runs: Sequence[RunLike]) -> list[Claim]:
     """
     if not runs:
         raise InputError("claims need at least one run, got none; name a run folder")
+    runs = [at_point(run) for run in runs]
     judged = [judge_run(run) for run in runs]
     names = [run_name(run) for run in runs]
     found = {claim: merge_judgements([j[claim] for j in judged], names) for claim in (1, 2, 3, 4, 5, 6, 8)}

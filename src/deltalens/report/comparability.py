@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
+from deltalens.report.points import point_name
 from deltalens.report.protocol import RunLike
 from deltalens.report.provenance import shown_value
 
@@ -15,7 +16,9 @@ MODEL_FIELDS = ("dtype", "attention", "quantization")
 def comparability_warnings(runs: Sequence[RunLike], names: Sequence[str]) -> list[str]:
     """One sentence for each way in which the runs differ beside what is compared."""
     manifests = [run.manifest for run in runs]
+    points = [(name, m["point"]) for name, m in zip(names, manifests, strict=True) if m.get("point")]
     return [
+        *(f"{name} is a sweep, shown at {point_name(point)}." for name, point in points),
         *_equal_weights(manifests, names),
         *_differing(manifests, names, "text", lambda m: (m.get("corpus") or {}).get("hash"), "different texts"),
         *_differing(manifests, names, "window", lambda m: (m.get("corpus") or {}).get("window"), "tokens per window"),

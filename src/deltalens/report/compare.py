@@ -17,6 +17,7 @@ from deltalens.report.encode import rounded, script_json
 from deltalens.report.html import MARKS, content_hash, environment, joined_script, package_version, template_text
 from deltalens.report.measures import by_name
 from deltalens.report.payload import Axes, axes_of, measures_payload, summary_payload
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, judged_protocol, model_facts, run_name, sort_protocols
 from deltalens.report.provenance import headline_facts, shown_value
 
@@ -128,6 +129,8 @@ def _flat(manifest: dict[str, Any]) -> dict[str, str]:
 def compare_report(runs: Sequence[RunLike], path: str | Path) -> Path:
     """Writes one page that sets several runs side by side; differences are taken from the first.
 
+    A run that sweeps is shown at its first point.
+
     Args:
         runs: at least two finished runs.
         path: where the page goes; its folder must exist.
@@ -141,6 +144,7 @@ def compare_report(runs: Sequence[RunLike], path: str | Path) -> Path:
     """
     if len(runs) < 2:
         raise InputError(f"compare needs at least two runs, got {len(runs)}; name another run folder")
+    runs = [at_point(run) for run in runs]
     for run in runs:
         if run.summary().empty:
             raise StoreError(f"{run.folder}: the run has no finished unit to compare; finish it with --resume")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from deltalens.report.logic import (
     typical,
     values_of,
 )
+from deltalens.report.points import point_name
 from deltalens.report.protocol import RunLike, judged_protocol, sort_protocols
 
 Verdict = Literal["supported", "partly", "not supported", "not measured"]
@@ -292,4 +293,8 @@ def judge_run(run: RunLike) -> dict[int, Judgement]:
     if best is None:
         nothing = Judgement("not measured", "The run has no fitted map beside the trivial ones.")
         return dict.fromkeys((*JUDGES, 8), nothing)
-    return {claim: judge(best) for claim, judge in JUDGES.items()} | {8: judge_regimes(summary)}
+    found = {claim: judge(best) for claim, judge in JUDGES.items()} | {8: judge_regimes(summary)}
+    point = run.manifest.get("point")
+    if not point:
+        return found
+    return {claim: replace(each, evidence=f"At {point_name(point)}. {each.evidence}") for claim, each in found.items()}

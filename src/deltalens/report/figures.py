@@ -11,6 +11,7 @@ import pandas as pd
 from deltalens.errors import StoreError
 from deltalens.report.measures import Measure, by_name
 from deltalens.report.payload import Axes, axes_of
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, judged_protocol
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def write_figures(run: RunLike, folder: str | Path) -> list[Path]:
         StoreError: the run has no rows, or the folder can't be written.
     """
     target = Path(folder)
+    run = at_point(run)
     summary = run.summary()
     if summary.empty:
         raise StoreError(f"{run.folder}: the run has no finished unit to draw; finish it with --resume")

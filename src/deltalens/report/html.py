@@ -15,6 +15,7 @@ from deltalens.errors import StoreError
 from deltalens.report.claims import SHARED_RULE, claims_for
 from deltalens.report.encode import script_json
 from deltalens.report.payload import page_payload
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, run_name
 from deltalens.report.provenance import headline_facts, page_warnings, provenance_blocks
 
@@ -80,7 +81,8 @@ def token_note(sample: dict[str, Any], manifest: dict[str, Any]) -> str:
 
 
 def render(run: RunLike) -> str:
-    """The page of a run as text."""
+    """The page of a run as text; of a sweep, its first point."""
+    run = at_point(run)
     light, heavy = page_payload(run)
     script = joined_script()
     claims = claims_for([run])

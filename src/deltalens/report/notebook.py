@@ -3,6 +3,7 @@
 from deltalens.report.claims import claims_for
 from deltalens.report.html import MARKS, environment
 from deltalens.report.payload import axes_of
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, judged_protocol, run_name
 from deltalens.report.provenance import headline_facts
 
@@ -21,6 +22,7 @@ def notebook_html(run: RunLike) -> str:
     Returns:
         HTML, with every string of the run escaped.
     """
+    run = at_point(run)
     summary = run.summary()
     axes = axes_of(summary, run.manifest)
     protocol = judged_protocol(axes.protocols) or axes.protocols[0]

@@ -9,6 +9,7 @@ from deltalens.errors import InputError
 from deltalens.report.figures import COLOURS, included_tokens
 from deltalens.report.measures import by_name
 from deltalens.report.payload import Axes, axes_of
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, judged_protocol
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def profile_plot(run: RunLike, measure: str = "cos_full_tokenwise") -> "Figure":
     """
     from plotly.subplots import make_subplots
 
+    run = at_point(run)
     summary = run.summary()
     if measure not in summary:
         raise InputError(f"no measure '{measure}' in the summary of {run.folder}; see run.summary().columns")
@@ -66,6 +68,7 @@ def scatter_plot(run: RunLike, layer: int, map: str) -> "Figure":
     """
     from plotly import graph_objects
 
+    run = at_point(run)
     axes = axes_of(run.summary(), run.manifest)
     tokens = included_tokens(run, judged_protocol(axes.protocols) or axes.protocols[0])
     own = tokens[(tokens["layer"] == layer) & (tokens["map"] == map)]
@@ -100,6 +103,7 @@ def angle_plot(run: RunLike, map: str) -> "Figure":
     """
     from plotly import graph_objects
 
+    run = at_point(run)
     axes = axes_of(run.summary(), run.manifest)
     tokens = included_tokens(run, judged_protocol(axes.protocols) or axes.protocols[0])
     own = tokens[tokens["map"] == map]

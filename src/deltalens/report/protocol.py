@@ -24,9 +24,14 @@ class RunLike(Protocol):
         """One row per layer, map, fit and protocol."""
 
     def tokens(
-        self, layer: int | None = None, map: str | None = None, fit: str | None = None, protocol: str | None = None
+        self,
+        layer: int | None = None,
+        map: str | None = None,
+        fit: str | None = None,
+        protocol: str | None = None,
+        **point: object,
     ) -> pd.DataFrame:
-        """One row per token and key, filtered by what is given."""
+        """One row per token and key, filtered by what is given; ``point`` holds fields that the run sweeps."""
 
     def neighbors(self) -> pd.DataFrame:
         """The nearest pool tokens of each token, per layer and protocol; empty if the run kept none."""

@@ -12,6 +12,7 @@ from rich.text import Text
 from deltalens.report.claims import SHARED_RULE, Claim
 from deltalens.report.logic import number
 from deltalens.report.payload import axes_of
+from deltalens.report.points import at_point, point_name
 from deltalens.report.protocol import RunLike, judged_protocol, run_name
 
 STYLES = {"supported": "green", "partly": "yellow", "not supported": "red", "not measured": "dim"}
@@ -32,10 +33,12 @@ def summary_table(run: RunLike) -> Table:
     Returns:
         A table for `rich`, under the protocol that verdicts rest on.
     """
+    run = at_point(run)
     summary = run.summary()
     axes = axes_of(summary, run.manifest)
     protocol = judged_protocol(axes.protocols) or axes.protocols[0]
-    title = f"{run_name(run)}, {protocol.replace('_', ' ')}: medians over tokens"
+    point = point_name(run.manifest.get("point") or {})
+    title = f"{run_name(run)}, {protocol.replace('_', ' ')}{point and f', {point}'}: medians over tokens"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", width=80)
     for heading, justify in _HEADINGS:
         table.add_column(heading, justify=justify, no_wrap=heading != "map", overflow="fold")  # type: ignore[arg-type]

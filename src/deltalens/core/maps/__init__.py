@@ -34,6 +34,9 @@ MAPS: Mapping[str, str] = MappingProxyType(
 )
 """Every map's form and one line on what it is."""
 
+RIDGE_FREE = frozenset({"identity", "mean", "isolated"})
+"""Maps that no ridge changes."""
+
 _PLAIN: Mapping[str, TokenwiseMap] = MappingProxyType(
     {
         "identity": Identity(),
@@ -84,6 +87,7 @@ def parse_map(text: str) -> TokenwiseMap:
 
 __all__ = [
     "MAPS",
+    "RIDGE_FREE",
     "Affine",
     "Diagonal",
     "FitProblem",
