@@ -16,9 +16,9 @@ version = release = deltalens.__version__
 
 extensions = [
     "generated",
+    "mathml",
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
@@ -40,6 +40,7 @@ napoleon_custom_sections = ["Source"]
 
 copybutton_exclude = ".linenos, .gp, .go"
 
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "deltalens"
 html_static_path = ["_static"]

@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
+from PIL import Image
 
 import deltalens as dl
 
@@ -55,6 +56,7 @@ def main(folder: str, path: str) -> None:
     for axis in axes:
         axis.set_xlabel("layer", fontsize=8)
     figure.savefig(path, dpi=150)
+    Image.open(path).convert("RGB").quantize(96).save(path, optimize=True)  # a third of the size, the same to the eye
 
 
 if __name__ == "__main__":

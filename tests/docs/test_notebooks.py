@@ -6,7 +6,7 @@ import nbclient
 import nbformat
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
