@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from deltalens.experiment.spec import RunSpec
     from deltalens.models import Model, capture, doctor, intervene, load
     from deltalens.study.inside import Inside, inside
+    from deltalens.study.study import Study
+    from deltalens.study.verbs import checkpoints, repeat, reproduce
 
 __version__ = "0.1.0"
 
@@ -36,14 +38,18 @@ __all__ = [
     "Run",
     "RunSpec",
     "StoreError",
+    "Study",
     "__version__",
     "capture",
+    "checkpoints",
     "decompose",
     "doctor",
     "inside",
     "intervene",
     "load",
     "open",
+    "repeat",
+    "reproduce",
     "run",
 ]
 
@@ -56,6 +62,8 @@ _HOMES = {
     "deltalens.experiment.spec": ("RunSpec",),
     "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),
     "deltalens.study.inside": ("Inside", "inside"),
+    "deltalens.study.study": ("Study",),
+    "deltalens.study.verbs": ("checkpoints", "repeat", "reproduce"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

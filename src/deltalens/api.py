@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,16 +106,31 @@ def run(
         >>> sorted(run.summary()["protocol"])
         ['held_out', 'in_sample']
     """
-    text = text if text is None or isinstance(text, (str, Path)) else _listed(text)
-    spec, documents = spec_and_documents(model, text, fields)
+    given = given_for(model, text, fields)
     return run_spec(
-        spec,
-        as_it_is(model) if isinstance(model, Model) else None,
-        documents,
-        out=None if out is None else _folder(out),
+        given.spec,
+        given.model,
+        given.documents,
+        out=None if out is None else as_folder(out),
         resume=resume,
         progress=progress or Silent(),
     )
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a caller gave: the spec, and the model and documents that are at hand instead of what it names."""
+
+    spec: RunSpec
+    model: Model | None
+    documents: Documents | None
+
+
+def given_for(model: str | Path | Model | None, text: TextSource | None, fields: dict[str, object]) -> Given:
+    """The spec of the given arguments; arguments as in `run`."""
+    text = text if text is None or isinstance(text, (str, Path)) else _listed(text)
+    spec, documents = spec_and_documents(model, text, fields)
+    return Given(spec, as_it_is(model) if isinstance(model, Model) else None, documents)
 
 
 def run_spec(
@@ -133,7 +148,7 @@ def run_spec(
     check_executor(spec, model_in_memory=model is not None)
     documents = documents or read_documents(spec)
     if out is not None:
-        _check_folder(out, resume)
+        check_folder(out, resume, "run.json")
     loaded = model or load_for(spec)
     folder = out if out is not None else fresh_folder(loaded.identity.name)
     plan = make_plan(spec, loaded, documents, folder)
@@ -206,17 +221,19 @@ def _paths(text: TextSource | None) -> tuple[str, ...]:
     return tuple(str(item) for item in items) if items and all(isinstance(item, Path) for item in items) else ()
 
 
-def _folder(out: object) -> Path:
+def as_folder(out: object) -> Path:
+    """The path of a folder that was given; anything else is refused."""
     if not isinstance(out, (str, Path)) or not str(out).strip():
         raise InputError(f"out is {out!r}; give the path of a folder")
     return Path(out)
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def check_folder(out: Path, resume: bool, manifest: str) -> None:
+    """Refuse a folder that can't be written or holds something, unless what its ``manifest`` says is resumed."""
     try:
         if out.exists() and not out.is_dir():
             raise StoreError(f"{out} is a file; give a folder as out (--out)")
-        holds_run = (out / "run.json").exists()
+        holds_run = (out / manifest).exists()
     except (OSError, ValueError) as error:
         raise StoreError(f"{out} can't be used as a folder: {getattr(error, 'strerror', None) or error}") from None
     if holds_run and not resume:

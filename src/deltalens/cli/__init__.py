@@ -6,7 +6,7 @@ from typing import NoReturn
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from deltalens.cli import models, results, run, studies  # noqa: F401  (each registers its commands)
+from deltalens.cli import models, reproduce, results, run, studies  # noqa: F401  (each registers its commands)
 from deltalens.cli.app import FAILED, INTERRUPTED, USAGE, app
 from deltalens.errors import DeltalensError, InputError
 
@@ -23,7 +23,7 @@ def main() -> None:
         sys.stderr.close()
         raise SystemExit(FAILED) from None
     if code == INTERRUPTED:
-        _fail("interrupted; what was committed is kept: continue with deltalens run --resume --out DIR", INTERRUPTED)
+        _fail("interrupted; what was committed is kept: go on with the same command, --resume and --out", INTERRUPTED)
     raise SystemExit(code)
 
 

@@ -5,6 +5,7 @@ from deltalens.models.builtin_models import builtin_models
 from deltalens.models.capture import States, capture, stream_states
 from deltalens.models.checks import Check, check_chain, check_identity_patch
 from deltalens.models.doctor import Diagnosis, check_needed, doctor
+from deltalens.models.glance import Glance, glance
 from deltalens.models.intervene import (
     Intervention,
     InterventionSession,
@@ -28,6 +29,7 @@ __all__ = [
     "Architecture",
     "Check",
     "Diagnosis",
+    "Glance",
     "Intervention",
     "InterventionSession",
     "LogitsChunk",
@@ -45,6 +47,7 @@ __all__ = [
     "check_parity",
     "choose_scheme",
     "doctor",
+    "glance",
     "intervene",
     "isolated_outputs",
     "load",

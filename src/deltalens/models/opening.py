@@ -58,11 +58,11 @@ def _read(
         return read_folder(folder, plain, spread=spread, tokenizer_folder=TOKENIZER_FOLDER), text, "built-in"
     if text in NAMED:
         return read_gguf(fetch(NAMED[text]), dtype or torch.float32), text, "named"
-    if _is(path.is_file):
+    if is_path(path.is_file):
         if path.suffix != ".gguf":
             raise ModelError(f"{text} is a file, but not a GGUF one; give the folder that holds config.json.")
         return read_gguf(path, dtype or torch.float32), text, "gguf"
-    if _is(path.is_dir):
+    if is_path(path.is_dir):
         return read_folder(path, dtype, trusted=trusted, spread=spread), text, "folder"
     if text.startswith((".", "~", "/")) or text.endswith(".gguf") or text.count("/") > 1:
         raise ModelError(f"There is no folder or file {text}; check the path.")
@@ -75,7 +75,7 @@ def suggest(name: str) -> list[str]:
     return difflib.get_close_matches(name, [*builtin_models(), *NAMED], n=3, cutoff=0.5)
 
 
-def _is(question: Callable[[], bool]) -> bool:
+def is_path(question: Callable[[], bool]) -> bool:
     """The answer to a question about a path; a name that can't be a path at all is neither file nor folder."""
     try:
         return question()
