@@ -30,10 +30,23 @@ RUNS = Path("runs")
 class Run(StoredRun):
     """A finished run: its tables, the paper's claims on it, its report.
 
+    Every table is checked against the size and hash that the run recorded before it is read; one that differs raises
+    a `StoreError`.
+
+    Attributes:
+        folder: Where it lies.
+
+    Source:
+        The folder's layout is that of docs/run-folder.md, the tables' columns those of docs/method.md.
+
     Example:
-        >>> import deltalens as dl
-        >>> run = dl.open("runs/tiny-gpt2")  # doctest: +SKIP
-        >>> run.summary()[["layer", "map", "relative_error"]]  # doctest: +SKIP
+        >>> import deltalens as dl, tempfile
+        >>> small = {"layers": [2], "maps": ["mean"], "window": 32, "tokens": 128, "pool_tokens": 256, "neighbors": 16}
+        >>> run = dl.run("tiny-gpt2", **small, out=tempfile.mkdtemp() + "/run")
+        >>> run.summary()[["layer", "map", "protocol"]].values.tolist()
+        [[2, 'mean', 'held_out'], [2, 'mean', 'in_sample']]
+        >>> len(run.claims())
+        9
     """
 
     def claims(self) -> list[Claim]:
@@ -41,23 +54,43 @@ class Run(StoredRun):
         return claims_for([self])
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the one-file report, by default ``report.html`` in the run folder; return its path."""
+        """Write the one-file report, by default ``report.html`` in the run folder; return its path.
+
+        Raises:
+            StoreError: the file can't be written.
+        """
         return write_report(self, Path(path) if path is not None else self.folder / "report.html")
 
     def profile_plot(self, measure: str = "cos_full_tokenwise") -> "Figure":
-        """A summary measure against depth, as a plotly figure; protocols side by side, with intervals and nulls."""
+        """A summary measure against depth, as a plotly figure; protocols side by side, with intervals and nulls.
+
+        Raises:
+            InputError: the summary has no such measure.
+        """
         return profile_plot(self, measure)
 
     def scatter_plot(self, layer: int, map: str) -> "Figure":
-        """Error against single-position KL at one layer, with the random control, as a plotly figure."""
+        """Error against single-position KL in nats at one layer, with the random control, as a plotly figure.
+
+        Raises:
+            InputError: that layer and map have no single-position KL.
+        """
         return scatter_plot(self, layer, map)
 
     def angle_plot(self, map: str) -> "Figure":
-        """The angles of the residual over depth, as a plotly figure."""
+        """The residual's angles with the tokenwise update, 0 to 90 degrees, over depth, as a plotly figure.
+
+        Raises:
+            InputError: the run has no such map.
+        """
         return angle_plot(self, map)
 
     def figures(self, folder: str | Path) -> list[Path]:
-        """Write static figures for papers, vector and bitmap; return their paths."""
+        """Write static figures for papers, as PDF, SVG and PNG; return their paths.
+
+        Raises:
+            StoreError: the folder can't be written.
+        """
         return write_figures(self, Path(folder))
 
     def _repr_html_(self) -> str:
@@ -164,8 +197,24 @@ def run_spec(
 def open(folder: str | Path) -> Run:
     """Open a finished run's folder.
 
+    Args:
+        folder: The folder that `run` or ``deltalens run`` wrote.
+
+    Returns:
+        The run; nothing but its manifest is read yet.
+
     Raises:
         StoreError: the folder holds no finished run, or is damaged.
+
+    Source:
+        The layout of docs/run-folder.md.
+
+    Example:
+        >>> import deltalens as dl
+        >>> dl.open("no/such/folder")
+        Traceback (most recent call last):
+            ...
+        deltalens.errors.StoreError: no/such/folder is no folder; give the folder of a run
     """
     return Run(folder)
 

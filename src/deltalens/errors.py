@@ -2,7 +2,16 @@
 
 
 class DeltalensError(Exception):
-    """The parent of every error that deltalens raises on purpose; its message is one printable line."""
+    """The parent of every error that deltalens raises on purpose; its message is one printable line.
+
+    Example:
+        >>> import deltalens as dl
+        >>> try:
+        ...     dl.RunSpec.parse(neighbors=0)
+        ... except dl.DeltalensError as error:
+        ...     print(error)
+        neighbors: input should be greater than or equal to 1, got 0
+    """
 
     def __init__(self, message: str) -> None:
         line = " ".join(message.split())

@@ -45,6 +45,9 @@ def capture(model: Model, batch: object) -> Iterator[States]:
     Raises:
         InputError: A batch that isn't token ids, or is padded on the left.
 
+    Source:
+        The residual stream before any final norm, as arXiv 2604.02459 decomposes it.
+
     Example:
         >>> import deltalens as dl
         >>> model = dl.load("tiny-gpt2")

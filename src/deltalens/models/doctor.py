@@ -101,6 +101,9 @@ def doctor(model: Any) -> Diagnosis:
     Raises:
         ModelError: The model can't be read, or no blocks are found.
 
+    Source:
+        Each check and its limit are described in docs/doctor.md.
+
     Example:
         >>> import deltalens as dl
         >>> dl.doctor("tiny-gpt2").holds

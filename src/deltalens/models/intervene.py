@@ -82,6 +82,19 @@ def intervene(
 
     Raises:
         InputError: Strings instead of token ids, a layer that doesn't exist, or shapes that don't fit.
+
+    Source:
+        arXiv 2604.02459, "Procedure", replaces the layer's output; single positions in one pass are described in
+        docs/method.md.
+
+    Example:
+        >>> import deltalens as dl
+        >>> model = dl.load("tiny-gpt2")
+        >>> batch = model.tokenizer("Hello there, reader", return_tensors="pt")
+        >>> with dl.capture(model, batch) as states:
+        ...     same = dl.intervene(model, batch, layer=3, states=states.outputs[3])
+        >>> bool(same.kl.abs().max() < 1e-6)
+        True
     """
     _check_request(layer, states, scope)
     windows = token_batch(model, batch)

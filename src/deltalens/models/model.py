@@ -63,6 +63,12 @@ class Model:
         architecture: The row that located its parts.
         block_kinds: Token mixing of each block: `attention`, `sliding_attention`, `mamba`, `mamba2`, `rwkv`,
             `recurrent`, `hybrid`, `mlp`, ...
+
+    Example:
+        >>> import deltalens as dl
+        >>> model = dl.load("tiny-neox")
+        >>> model.n_layers == len(model.blocks) == len(model.block_kinds)
+        True
     """
 
     hf: Any
