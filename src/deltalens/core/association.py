@@ -1,5 +1,6 @@
 """Rank correlations and bootstrap intervals over documents or windows."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from deltalens.errors import InputError
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
+
+_NONE = (float("nan"), float("nan"))
 
 LEAST_CLUSTERS = 8
 """Under this many clusters an interval says too little (its coverage was 0.61 with two) and is NaN."""
@@ -147,7 +150,8 @@ class ClusterBootstrap:
 
     def quantile(self, values: ArrayLike, q: float, *, level: float = 0.95) -> Interval:
         """The interval of the q-quantile (linear interpolation) of values (n,)."""
-        return self._interval([values], lambda columns, weights: _weighted_quantile(columns[0], weights, q), level)
+        columns, present = self._rows([values])
+        return _percentiles(_quantiles(columns[0], present, self._counts, q), level) if present is not None else _NONE
 
     def share_over(self, values: ArrayLike, threshold: float, *, level: float = 0.95) -> Interval:
         """The interval of the share of values (n,) above a threshold."""
@@ -174,7 +178,7 @@ class ClusterBootstrap:
         columns, present = self._rows([values])
         if present is None:
             return float("nan")
-        medians = self._over_resamples(columns, present, lambda c, w: _weighted_quantile(c[0], w, 0.5))
+        medians = _quantiles(columns[0], present, self._counts, 0.5)
         known = medians[~np.isnan(medians)]
         below, above = np.sum(known <= threshold), np.sum(known >= threshold)
         return float(min(1.0, 2 * (min(below, above) + 1) / (known.size + 1)))
@@ -201,14 +205,15 @@ class ClusterBootstrap:
         self, values: Sequence[ArrayLike], statistic: Callable[[Floats, Floats], Floats], level: float
     ) -> Interval:
         columns, present = self._rows(values)
-        if present is None:
-            return float("nan"), float("nan")
-        samples = self._over_resamples(columns, present, statistic)
-        samples = samples[~np.isnan(samples)]
-        if samples.size == 0:
-            return float("nan"), float("nan")
-        low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
+        return _percentiles(self._over_resamples(columns, present, statistic), level) if present is not None else _NONE
+
+
+def _percentiles(samples: Floats, level: float) -> Interval:
+    known = samples[~np.isnan(samples)]
+    if known.size == 0:
+        return _NONE
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
 
 
 def _stacked(values: Sequence[ArrayLike]) -> Floats:
@@ -274,16 +279,36 @@ def _spearman_difference(columns: Floats, weights: Floats) -> Floats:
     return _weighted_partial(columns[:2], weights) - _weighted_partial(columns[[0, 2]], weights)
 
 
-def _weighted_quantile(values: Floats, weights: Floats, q: float) -> Floats:
-    """Linear-interpolation quantiles (w,) of the written-out samples."""
+def _quantiles(values: Floats, clusters: NDArray[Any], counts: Floats, q: float) -> Floats:
+    """Linear-interpolation quantiles (w,) of the written-out samples; ``counts`` (w, c) says how often each cluster."""
     order = np.argsort(values, kind="stable")
-    ordered, cumulative = values[order], np.cumsum(weights[:, order], axis=1)
-    total = cumulative[:, -1]
+    ordered, clusters = values[order], clusters[order]
+    total = counts @ np.bincount(clusters, minlength=counts.shape[1])
     position = (total - 1).clip(0) * q
     lower = np.floor(position)
-    places = [(cumulative <= index[:, None]).sum(axis=1) for index in (lower, np.minimum(lower + 1, total - 1))]
+    places = [_places(clusters, counts, index) for index in (lower, np.minimum(lower + 1, total - 1))]
     low, high = (ordered[np.minimum(place, values.size - 1)] for place in places)
     return np.where(total > 0, low + (high - low) * (position - lower), np.nan)
+
+
+def _places(clusters: NDArray[Any], counts: Floats, index: Floats) -> NDArray[np.intp]:
+    """How many of the ordered values' cumulative weights (w,) are at most an index.
+
+    First by whole blocks of values, then inside the one block where the sum passes the index: n of each resample's
+    weights are never written out.
+    """
+    n, c = clusters.size, counts.shape[1]
+    size = math.isqrt(n - 1) + 1
+    blocks = -(-n // size)
+    of_block = np.bincount(np.arange(n) // size * c + clusters, minlength=blocks * c).reshape(blocks, c)
+    until = np.cumsum(counts @ of_block.T, axis=1)
+    block = (until <= index[:, None]).sum(axis=1)
+    before = np.where(block > 0, np.take_along_axis(until, np.maximum(block - 1, 0)[:, None], axis=1)[:, 0], 0.0)
+    inside = block[:, None] * size + np.arange(size)
+    weights = np.take_along_axis(counts, clusters[np.minimum(inside, n - 1)], axis=1)
+    passed = (before[:, None] + np.cumsum(weights, axis=1) <= index[:, None]) & (inside < n)
+    found: NDArray[np.intp] = np.minimum(block * size + passed.sum(axis=1), n)
+    return found
 
 
 def _weighted_share(over: NDArray[np.bool_], weights: Floats) -> Floats:
