@@ -166,6 +166,20 @@ def test_claim_7_is_supported_when_the_needed_class_grows_with_the_model() -> No
     assert verdict(7, small, small, small) == "not measured"
 
 
+def test_claim_7_takes_the_runs_of_one_model_together() -> None:
+    small, middle = classes(1, diagonal=0.30, low_rank_8=0.29), classes(2, diagonal=0.30, low_rank_8=0.28)
+    large = classes(3, diagonal=0.60, low_rank_8=0.30)
+    odd = classes(1, diagonal=0.60, low_rank_8=0.29)  # one seed of the smallest model that says otherwise
+    assert verdict(7, small, small, middle, large) == "supported"
+    for runs in (
+        (odd, small, small, middle, large),
+        (small, small, odd, middle, large),
+        (large, middle, small, small, odd),
+    ):
+        assert verdict(7, *runs) == "supported"
+    assert verdict(7, small, odd, odd, middle, large) == "not supported"
+
+
 def test_claim_8_needs_both_regimes() -> None:
     def run(easy: float, gain: float, mlp_error: float) -> MemoryRun:
         errors = [0.1, 0.1, 0.5, 0.5]
@@ -182,6 +196,9 @@ def test_claim_8_needs_both_regimes() -> None:
     assert verdict(8, run(0.8, 0.2, 0.6)) == "partly"
     assert verdict(8, run(0.5, -0.2, 0.4)) == "not supported"
     assert verdict(8, run_of(held_out(4, map="linear", **around("spearman", 0.9)))) == "not measured"
+    rising = {"relative_update_error": [0.1, 0.1, 0.5, 0.5]} | around("spearman", 0.9)
+    without_network = run_of(held_out(4, map="linear", **rising), held_out(4, map="diagonal", **rising))
+    assert verdict(8, without_network) == "not measured"
 
 
 def full_run(kind: str, cosine: float = 0.97, share: float = 0.9) -> MemoryRun:
@@ -197,6 +214,15 @@ def test_claim_9_compares_a_state_space_model_with_a_transformer() -> None:
     assert verdict(9, full_run("attention"), full_run("mamba", cosine=0.5)) == "partly"
     assert verdict(9, full_run("attention")) == "not measured"
     assert verdict(9, full_run("attention"), full_run("attention")) == "not measured"
+    assert verdict(9, full_run("sliding_attention"), full_run("mamba2")) == "supported"
+    assert verdict(9, full_run("hybrid"), full_run("mamba")) == "not measured"
+
+
+def test_claim_9_pairs_the_models_that_are_nearest_in_size() -> None:
+    far = full_run("attention", cosine=0.5)
+    far.manifest["model"]["parameters"] = 1_000_000
+    assert verdict(9, far, full_run("mamba")) == "partly"
+    assert verdict(9, far, full_run("mamba"), full_run("attention")) == "supported"
 
 
 def test_runs_that_disagree_give_partly_and_name_each_run() -> None:
@@ -204,6 +230,9 @@ def test_runs_that_disagree_give_partly_and_name_each_run() -> None:
     assert claim.verdict == "partly"
     assert "attention: supported" in claim.evidence
     assert "mamba: not supported" in claim.evidence
+    twice = claims_for([full_run("mamba"), full_run("mamba", cosine=0.5)])[0].evidence
+    assert "mamba (memory) #1: supported" in twice
+    assert "mamba (memory) #2: not supported" in twice
 
 
 def test_claims_are_nine_objects_of_five_fields_for_json(run: SyntheticRun) -> None:

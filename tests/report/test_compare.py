@@ -9,8 +9,9 @@ from synthetic import Recipe, SyntheticRun, write_run
 from deltalens.errors import InputError
 from deltalens.report import compare_report
 from deltalens.report.comparability import comparability_warnings, same_tokens
-from deltalens.report.compare import comparison_payload, distinct_names
+from deltalens.report.compare import comparison_payload
 from deltalens.report.differences import all_differences, independent_interval, matched_layers, run_differences
+from deltalens.report.protocol import distinct_names
 
 BASE = Recipe(layers=(0, 1, 2), n_layers=3, windows=10, window=16, maps=("diagonal", "linear"))
 

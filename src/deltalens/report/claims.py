@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from deltalens.errors import InputError
 from deltalens.report.evidence import ERROR, Judgement, Verdict, fitted_rows, judge_run
 from deltalens.report.logic import number
 from deltalens.report.points import at_point
-from deltalens.report.protocol import RunLike, judged_protocol, model_facts, run_name, sort_protocols
+from deltalens.report.protocol import RunLike, distinct_names, judged_protocol, model_facts, run_name, sort_protocols
 
 TITLES = {
     1: "The full update is almost perfectly aligned with the tokenwise update",
@@ -48,6 +49,7 @@ SHARED_RULE = (
     "scalar."
 )
 CLASS_ORDER = ("diagonal", "low_rank", "orthogonal", "linear", "affine", "mlp")
+ATTENTION = frozenset({"attention", "sliding_attention"})
 ATTENTION_FREE = frozenset({"mamba", "mamba2", "recurrent", "rwkv", "linear_attention", "convolution", "mlp"})
 
 
@@ -93,10 +95,10 @@ def claims_for(runs: Sequence[RunLike]) -> list[Claim]:
         raise InputError("claims need at least one run, got none; name a run folder")
     runs = [at_point(run) for run in runs]
     judged = [judge_run(run) for run in runs]
-    names = [run_name(run) for run in runs]
+    names = distinct_names(runs)
     found = {claim: merge_judgements([j[claim] for j in judged], names) for claim in (1, 2, 3, 4, 5, 6, 8)}
     found[7] = judge_classes(runs)
-    found[9] = judge_architecture(runs, judged)
+    found[9] = judge_architecture(runs, judged, names)
     return [Claim(i, TITLES[i], found[i].verdict, found[i].evidence, RULES[i]) for i in range(1, 10)]
 
 
@@ -123,8 +125,13 @@ def class_rank(name: str) -> tuple[int, int]:
     return order, int(size) if size.isdigit() else 0
 
 
-def class_errors(run: RunLike) -> dict[str, float]:
-    """Each fitted map's relative update error outside its own sample, median over layers."""
+def class_errors(runs: Sequence[RunLike]) -> dict[str, float]:
+    """Each fitted map's relative update error outside its own sample: median over layers, then over a model's runs."""
+    each = [_class_errors(run) for run in runs]
+    return {name: float(np.median([e[name] for e in each if name in e])) for name in dict.fromkeys(chain(*each))}
+
+
+def _class_errors(run: RunLike) -> dict[str, float]:
     rows = fitted_rows(run.summary())
     judged = judged_protocol(sort_protocols(set(rows["protocol"].astype(str))))
     ranked = [name for name in rows["map"].astype(str).unique() if class_rank(name)[0] < len(CLASS_ORDER)]
@@ -135,9 +142,11 @@ def class_errors(run: RunLike) -> dict[str, float]:
 
 def judge_classes(runs: Sequence[RunLike]) -> Judgement:
     """Claim 7."""
-    models = {str(model_facts(run).get("weight_hash") or run_name(run)): run for run in runs}
-    sized = sorted(models.values(), key=lambda run: int(model_facts(run).get("parameters") or 0))
-    errors = [class_errors(run) for run in sized]
+    models: dict[str, list[RunLike]] = {}
+    for run in runs:
+        models.setdefault(str(model_facts(run).get("weight_hash") or run_name(run)), []).append(run)
+    sized = sorted(models.values(), key=lambda same: int(model_facts(same[0]).get("parameters") or 0))
+    errors = [class_errors(same) for same in sized]
     common = set.intersection(*(set(e) for e in errors)) if errors else set()
     if len(sized) < 3 or len(common) < 2:
         return Judgement(
@@ -147,7 +156,7 @@ def judge_classes(runs: Sequence[RunLike]) -> Judgement:
     needed = [min((m for m in common if e[m] <= 1.1 * min(e[c] for c in common)), key=class_rank) for e in errors]
     ranks = [class_rank(m) for m in needed]
     grows = ranks == sorted(ranks) and ranks[0] < ranks[-1]
-    parts = [f"{run_name(r)}: {m} ({number(e[m])})" for r, m, e in zip(sized, needed, errors, strict=True)]
+    parts = [f"{run_name(r[0])}: {m} ({number(e[m])})" for r, m, e in zip(sized, needed, errors, strict=True)]
     return Judgement(
         "supported" if grows else "not supported", "Smallest sufficient class by model size: " + "; ".join(parts) + "."
     )
@@ -158,10 +167,10 @@ def mixing(run: RunLike) -> str:
     kinds = {str(kind) for kind in model_facts(run).get("block_kinds") or ()}
     if kinds and kinds <= ATTENTION_FREE and kinds != {"mlp"}:
         return "state space"
-    return "attention" if kinds and kinds <= {"attention", "mlp"} and "attention" in kinds else "mixed"
+    return "attention" if kinds & ATTENTION and kinds <= ATTENTION | {"mlp"} else "mixed"
 
 
-def judge_architecture(runs: Sequence[RunLike], judged: list[dict[int, Judgement]]) -> Judgement:
+def judge_architecture(runs: Sequence[RunLike], judged: list[dict[int, Judgement]], names: Sequence[str]) -> Judgement:
     """Claim 9: the state-space model and the Transformer nearest to it in size."""
     kinds = [mixing(run) for run in runs]
     pairs = [(i, j) for i, a in enumerate(kinds) for j, b in enumerate(kinds) if (a, b) == ("state space", "attention")]
@@ -187,6 +196,4 @@ def judge_architecture(runs: Sequence[RunLike], judged: list[dict[int, Judgement
     else:
         verdict = "not measured" if equal + unknown >= 4 else "not supported"
     listed = "; ".join(f"{c}: {a} / {b}" for c, (a, b) in enumerate(verdicts, start=1))
-    return Judgement(
-        verdict, f"{run_name(runs[first])} / {run_name(runs[second])}: {equal} of 6 verdicts equal ({listed})."
-    )
+    return Judgement(verdict, f"{names[first]} / {names[second]}: {equal} of 6 verdicts equal ({listed}).")

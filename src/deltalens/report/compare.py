@@ -18,20 +18,10 @@ from deltalens.report.html import MARKS, content_hash, environment, joined_scrip
 from deltalens.report.measures import by_name
 from deltalens.report.payload import Axes, axes_of, measures_payload, summary_payload
 from deltalens.report.points import at_point
-from deltalens.report.protocol import RunLike, judged_protocol, model_facts, run_name, sort_protocols
+from deltalens.report.protocol import RunLike, distinct_names, judged_protocol, model_facts, sort_protocols
 from deltalens.report.provenance import headline_facts, shown_value
 
 SCRIPTS = ("base", "state", "scales", "model", "tip", "profiles", "differences", "comparing")
-
-
-def distinct_names(runs: Sequence[RunLike]) -> list[str]:
-    """A name per run: the model's, with the folder's where models repeat, numbered if even that repeats."""
-    models = [run_name(run) for run in runs]
-    names = [
-        model if models.count(model) == 1 else f"{model} ({run.folder.name})"
-        for model, run in zip(models, runs, strict=True)
-    ]
-    return [name if names.count(name) == 1 else f"{name} #{i + 1}" for i, name in enumerate(names)]
 
 
 def comparison_payload(runs: Sequence[RunLike], names: Sequence[str], found: list[Difference]) -> dict[str, Any]:

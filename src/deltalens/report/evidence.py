@@ -253,17 +253,15 @@ def judge_regimes(summary: pd.DataFrame) -> Judgement:
     gain = (values_of(small, "spearman", len(error)) - values_of(linear, "spearman", len(error)))[~easy]
     saved = (values_of(linear, ERROR, len(error)) - values_of(small, ERROR, len(error)))[~easy]
     recovers = bool(middle(gain) > 0 and middle(saved) > 0) if np.isfinite(gain + saved).any() else None
-    verdict: Verdict
-    if keeps is None or (recovers is None and not keeps):
-        verdict = "not measured"
-    else:
-        verdict = {2: "supported", 1: "partly", 0: "not supported"}[int(keeps) + int(bool(recovers))]  # type: ignore[assignment]
-    low = values_of(linear, "spearman", len(error))[easy]
+    verdict: Verdict = "not measured"
+    if keeps is not None and recovers is not None:
+        verdict = {2: "supported", 1: "partly", 0: "not supported"}[int(keeps) + int(recovers)]  # type: ignore[assignment]
+    shown = values_of(linear, "spearman", len(error))[easy]
     compared = f"{_signed(gain)} in Spearman, {_signed(-saved)} in error" if recovers is not None else "not measured"
     text = (
         f"{best.named}: in the {int(easy.sum())} layers of lower error linear or low-rank Spearman "
-        f"{number(middle(low))}; in the other {int((~easy).sum())} the small network against it: "
-        f"{compared} (medians over layers)."
+        f"{number(middle(shown))} (lower end {number(middle(spearman))}); in the other {int((~easy).sum())} the small "
+        f"network against it: {compared} (medians over layers)."
     )
     return Judgement(verdict, text)
 

@@ -1,5 +1,6 @@
 """What the report needs of a run: a folder, a manifest and two tables."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,6 +50,16 @@ def model_facts(run: RunLike) -> dict[str, Any]:
 def run_name(run: RunLike) -> str:
     """The name by which a reader knows the run: its model's name, else its folder's."""
     return str(model_facts(run).get("name") or run.folder.name)
+
+
+def distinct_names(runs: Sequence[RunLike]) -> list[str]:
+    """A name per run: the model's, with the folder's where models repeat, numbered if even that repeats."""
+    models = [run_name(run) for run in runs]
+    names = [
+        model if models.count(model) == 1 else f"{model} ({run.folder.name})"
+        for model, run in zip(models, runs, strict=True)
+    ]
+    return [name if names.count(name) == 1 else f"{name} #{i + 1}" for i, name in enumerate(names)]
 
 
 def sort_protocols(present: set[str]) -> list[str]:
