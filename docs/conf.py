@@ -25,7 +25,7 @@ extensions = [
 
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-nitpicky = False
+smartquotes = False  # flags keep their two hyphens
 default_role = "code"  # docstrings write `names` as Markdown does
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]

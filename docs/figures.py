@@ -136,9 +136,9 @@ def controls(tokens: pd.DataFrame, ink: Ink) -> Figure:
         plane.text(*(end * 1.14), text, color=colour, ha=side, va="center", fontsize=11)
     plane.plot(0, 0, "o", color=ink.text, ms=5)
     plane.text(0.08, 0.1, "$y$", color=ink.text, fontsize=12)
-    plane.text(0.84, 0.9, r"all $\|r\|$ from $y$", color=ink.text, fontsize=9.5, ha="center")
+    plane.text(0, 1.12, r"all $\|r\|$ from $y$", color=ink.text, fontsize=9.5, ha="center")
     plane.set_xlim(-2.5, 1.25)
-    plane.set_ylim(-1.35, 1.2)
+    plane.set_ylim(-1.35, 1.35)
     columns = (("kl_single", "residual dropped", ink.orange), ("kl_single_random", "random, same size", ink.text),
                ("kl_single_shuffled", "another token's residual", ink.green))  # fmt: skip
     for column, label, colour in columns:

@@ -97,7 +97,7 @@ def _literals(kind: Any) -> list[str]:
 
 def _default(field: FieldInfo) -> str:
     if isinstance(field.default, tuple):
-        return f"`{','.join(field.default)}`" if field.default else ""
+        return ", ".join(f"`{item}`" for item in field.default)
     return "" if field.default is None else f"`{field.default}`"
 
 

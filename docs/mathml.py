@@ -12,12 +12,13 @@ ElementTree.register_namespace("", MATHML)
 
 
 def mathml(formula: str, *, block: bool) -> str:
-    """A formula as MathML; what stands below a brace goes below it, where docutils sets it beside."""
+    """A formula as MathML; a named part is underlined with its name below, since few fonts have braces that stretch."""
     root = ElementTree.fromstring(tex2mathml(formula, as_block=block))
     for node in root.iter(f"{{{MATHML}}}msub"):
         if node[0].tag == f"{{{MATHML}}}munder":
             node.tag = f"{{{MATHML}}}munder"
-            node[0][1].set("stretchy", "true")
+            node[0] = node[0][0]
+            node[0].set("class", "named")
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -37,7 +37,7 @@ def pieces(node: ast.AST) -> Iterator[str | None]:
 def symptoms(page: Path) -> list[str]:
     block = re.search(r"## Symptom\n+```text\n(.*?)```", page.read_text(encoding="utf8"), re.DOTALL)
     assert block, f"{page.name} shows no symptom"
-    return block[1].strip().splitlines()
+    return [line for line in block[1].splitlines() if line]
 
 
 @pytest.fixture(scope="module")
