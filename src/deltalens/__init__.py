@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deltalens.experiment.spec import RunSpec
     from deltalens.models import Model, capture, doctor, intervene, load
     from deltalens.study.inside import Inside, inside
+    from deltalens.study.later import Later, later
     from deltalens.study.study import Study
     from deltalens.study.verbs import checkpoints, repeat, reproduce
 
@@ -33,6 +34,7 @@ __all__ = [
     "ExecutorError",
     "InputError",
     "Inside",
+    "Later",
     "Model",
     "ModelError",
     "Run",
@@ -46,6 +48,7 @@ __all__ = [
     "doctor",
     "inside",
     "intervene",
+    "later",
     "load",
     "open",
     "repeat",
@@ -62,6 +65,7 @@ _HOMES = {
     "deltalens.experiment.spec": ("RunSpec",),
     "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),
     "deltalens.study.inside": ("Inside", "inside"),
+    "deltalens.study.later": ("Later", "later"),
     "deltalens.study.study": ("Study",),
     "deltalens.study.verbs": ("checkpoints", "repeat", "reproduce"),
 }

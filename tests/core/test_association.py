@@ -72,6 +72,7 @@ STATISTICS = {
     "median": (lambda boot, a, b, c: boot.median(a), (0,), np.median),
     "quantile": (lambda boot, a, b, c: boot.quantile(a, 0.3), (0,), lambda a: np.quantile(a, 0.3)),
     "share": (lambda boot, a, b, c: boot.share_over(a, 0.2), (0,), lambda a: np.mean(a > 0.2)),
+    "ratio": (lambda boot, a, b, c: boot.ratio(a, b + 5), (0, 1), lambda a, b: np.sum(a) / np.sum(b + 5)),
     "spearman": (lambda boot, a, b, c: boot.spearman(a, b), (0, 1), lambda a, b: stats.spearmanr(a, b).statistic),
     "difference": (
         lambda boot, a, b, c: boot.spearman_difference(a, b, c),

@@ -1,4 +1,4 @@
-"""Commands that look closer at the layers of one model: ``inside``."""
+"""Commands that look closer at the layers of one model: ``inside``, ``later``."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,24 @@ def _inside(jacobian_tokens: int, out: Path | None, quiet: bool, as_json: bool, 
         typer.echo(f"tables and figure: {out}")
 
 
-_OUT: Parameter = ("out", Annotated[Path | None, typer.Option(help="Folder for the tables and the figure.")], None)
+def _later(positions: int, out: Path | None, quiet: bool, as_json: bool, fields: dict[str, object]) -> None:
+    from deltalens.experiment.progress import Bars, Silent
+    from deltalens.report.later import later_tables
+    from deltalens.study.later import DEFAULTS, later_spec
+    from deltalens.study.table import records
+
+    spec = RunSpec.parse(**DEFAULTS | fields)
+    progress = Silent() if quiet or as_json else Bars(Console(stderr=True))
+    found = later_spec(spec, None, None, positions=positions, out=out, progress=progress)
+    if as_json:
+        typer.echo(json.dumps({"layers": records(found.layers), "distances": records(found.distances)}))
+    elif not quiet:
+        Console().print(later_tables(found.model, found))
+    if out is not None and not as_json:
+        typer.echo(f"tables: {out}")
+
+
+_OUT: Parameter = ("out", Annotated[Path | None, typer.Option(help="Folder for what is found.")], None)
 _QUIET: Parameter = ("quiet", Annotated[bool, typer.Option("--quiet", help="No progress and no table.")], False)
 _JSON: Parameter = ("as_json", Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")], False)
 
@@ -49,5 +66,18 @@ app.command("inside")(
         ],
         "Look inside the residual of every layer of MODEL: its spectrum, the sub-layers it comes from, what tokens "
         "share, what its parts do, and the layer's own local map beside the fitted one.",
+    )
+)
+
+app.command("later")(
+    with_spec_options(
+        _later,
+        [
+            ("positions", Annotated[int, typer.Option(help="Tokens that are replaced, one at a time.")], 64),
+            _OUT,
+            _QUIET,
+            _JSON,
+        ],
+        "Replace single tokens' states in MODEL by T(x), and measure the predictions of all later tokens.",
     )
 )

@@ -159,6 +159,12 @@ class ClusterBootstrap:
             [values], lambda columns, weights: _weighted_share(columns[0] > threshold, weights), level
         )
 
+    def ratio(self, a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interval:
+        """The interval of ``Σ a / Σ b`` (n,); of a mean where b is 1."""
+        return self._interval(
+            [a, b], lambda columns, weights: _quotient(weights @ columns[0], weights @ columns[1]), level
+        )
+
     def spearman(self, a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interval:
         """The interval of Spearman's correlation of a and b (n,)."""
         return self._interval([a, b], _weighted_partial, level)
@@ -312,6 +318,9 @@ def _places(clusters: NDArray[Any], counts: Floats, index: Floats) -> NDArray[np
 
 
 def _weighted_share(over: NDArray[np.bool_], weights: Floats) -> Floats:
-    total = weights.sum(axis=1)
-    share: Floats = np.divide(weights @ over, total, out=np.full(total.shape, np.nan), where=total > 0)
-    return share
+    return _quotient(weights @ over, weights.sum(axis=1))
+
+
+def _quotient(numerator: Floats, denominator: Floats) -> Floats:
+    quotient: Floats = np.divide(numerator, denominator, out=np.full(denominator.shape, np.nan), where=denominator > 0)
+    return quotient
