@@ -10,7 +10,7 @@ from torch import Tensor
 
 import deltalens as dl
 from deltalens.experiment import layer as layers
-from deltalens.experiment.fitting import Fit, ProtocolFits
+from deltalens.experiment.fitting import AnchorFits, Fit
 from deltalens.experiment.patches import spread
 
 SMALL: dict[str, Any] = {
@@ -45,14 +45,14 @@ def spoil(states: Tensor, value: float) -> Tensor:
 def test_what_a_map_cannot_give_in_the_dtype_of_the_model_has_no_effect(
     model: dl.Model, untouched: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
-    fit = ProtocolFits.fit
+    fit = AnchorFits.fit
 
-    def spoiled(self: ProtocolFits, map: Any) -> Fit:
+    def spoiled(self: AnchorFits, map: Any) -> Fit:
         made = fit(self, map)
         made.decomposition.tokenwise.copy_(spoil(made.decomposition.tokenwise, value))
         return made
 
-    monkeypatch.setattr(ProtocolFits, "fit", spoiled)
+    monkeypatch.setattr(AnchorFits, "fit", spoiled)
     if value == 1e30:  # finite in the float32 of the fits, not in the float16 of the model
         model = dl.load("tiny-gpt2", dtype="float16")
     rows = included(dl.run(model, out=tmp_path / "r", **SMALL))

@@ -10,7 +10,6 @@ import torch
 
 import deltalens as dl
 from deltalens.core import neighbors as searching
-from deltalens.experiment import fitting
 from deltalens.experiment.functional import FunctionalMeter
 from deltalens.experiment.plan import make_plan, read_documents
 from deltalens.experiment.store import RunFolder
@@ -37,21 +36,25 @@ def calls() -> dict[str, int]:
 @pytest.fixture(scope="module")
 def run(model: dl.Model, calls: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> dl.Run:
     with pytest.MonkeyPatch.context() as patching:
-        search, measure, capture = fitting.find_neighborhoods, FunctionalMeter.measure, dl.experiment.states.capture  # type: ignore[attr-defined]
+        search, measure, capture = (
+            searching.PoolIndex.neighborhoods,
+            FunctionalMeter.measure,
+            dl.experiment.states.capture,
+        )  # type: ignore[attr-defined]
 
         def searched(*given: Any, **options: Any) -> searching.Neighborhoods:
             calls["search"] += 1
             return search(*given, **options)
 
-        def measured(self: FunctionalMeter, layer: int, patches: Any, scope: Any) -> Any:
+        def measured(self: FunctionalMeter, layer: int, patches: Any, *rest: Any) -> Any:
             calls["patches"] += len(patches)
-            return measure(self, layer, patches, scope)
+            return measure(self, layer, patches, *rest)
 
         def captured(*given: Any) -> Any:
             calls["capture"] += 1
             return capture(*given)
 
-        patching.setattr(fitting, "find_neighborhoods", searched)
+        patching.setattr(searching.PoolIndex, "neighborhoods", searched)
         patching.setattr(FunctionalMeter, "measure", measured)
         patching.setattr("deltalens.experiment.states.capture", captured)
         return dl.run(model, out=tmp_path_factory.mktemp("sweep") / "r", **SMALL, **SWEEP)
@@ -96,7 +99,7 @@ def test_what_points_share_is_computed_once(run: dl.Run, calls: dict[str, int]) 
     windows = run.manifest["corpus"]
     batches = sum(-(-windows[side]["windows"] // 8) for side in ("evaluation", "pool"))
     assert calls["capture"] == batches
-    assert calls["search"] == 2 * 2  # one per protocol and metric
+    assert calls["search"] == 2 * 2 * 2  # one per protocol and metric, for the tokens and for the nulls' sample
     # linear: 8 points; mean: 4, since no ridge changes it; held out with 6 controls, of the layer skipped once.
     linear, mean = 8 * (1 + 6) + 8, 4 * (1 + 6) + 4
     noise_floor = 1

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from deltalens.core.batches import batch_size, over_batches
@@ -127,6 +127,7 @@ def decompose_layer(
     fit: Fit = "local",
     seed: int = 0,
     probes: int = 1,
+    probed: Bool[Tensor, " n"] | None = None,
 ) -> Decomposition[Tensor]:
     """Decompose one layer's updates with neighbourhoods that are already known: ``y = T(x) + r``.
 
@@ -141,8 +142,9 @@ def decompose_layer(
         subspace: The most columns of a dominant subspace.
         fit: ``local`` or ``global``.
         seed: Seeds whatever is drawn.
-        probes: Random directions per fit for degrees of freedom without a closed form, estimated for a seeded sample
-            of at most 256 local fits and NaN for the others; 0 leaves all of those NaN.
+        probes: Random directions per fit for degrees of freedom without a closed form; 0 leaves all of those NaN.
+        probed: Local fits whose degrees of freedom are estimated where they have no closed form, the others' being
+            NaN; by default `probed_anchors`.
 
     Returns:
         The decomposition.
@@ -177,7 +179,7 @@ def decompose_layer(
         inputs = pool_x[merged.representative]
         gram = merged.gram if torch.equal(inputs * scale, merged.gram.inputs) else None
         table = Table(inputs, merged.averaged(updates), gram, scale)
-        parts = _fit_locally(x / scale, table, neighborhoods, map, ridge, subspace, seed, probes)
+        parts = _fit_locally(x / scale, table, neighborhoods, map, ridge, subspace, seed, probes, probed)
         distinct, neighbors = neighborhoods.distinct_neighbors, neighborhoods.indices
     tokenwise = x + parts.update * scale
     return Decomposition(
@@ -270,6 +272,7 @@ def _fit_locally(
     subspace: int,
     seed: int,
     probes: int,
+    probed: Tensor | None,
 ) -> _Parts:
     n, d = anchors.shape
     update = torch.empty_like(anchors)
@@ -277,8 +280,8 @@ def _fit_locally(
     rank, sigma = torch.empty(n, dtype=torch.long, device=anchors.device), anchors.new_empty((n, subspace))
     freedom = anchors.new_empty(n)
 
-    probed = _probed(n, seed).to(anchors.device)
-    problem = map.prepared(FitProblem(anchors.unsqueeze(1), table, neighborhoods.rows, ridge, seed, probes, probed))
+    sample = (probed_anchors(n, seed) if probed is None else probed).to(anchors.device)
+    problem = map.prepared(FitProblem(anchors.unsqueeze(1), table, neighborhoods.rows, ridge, seed, probes, sample))
 
     def fill(part: slice) -> None:
         fitted = map.fit(problem.part(part))
@@ -292,8 +295,8 @@ def _fit_locally(
     return _Parts(update, Subspace(basis, rank, sigma), freedom)
 
 
-def _probed(count: int, seed: int) -> Tensor:
-    """A seeded sample of the anchors: an average needs no more, and each probe costs as much as a fit."""
+def probed_anchors(count: int, seed: int) -> Bool[Tensor, " n"]:
+    """A seeded sample of at most 256 anchors: an average needs no more, and each probe costs as much as a fit."""
     marked = torch.zeros(count, dtype=torch.bool)
     marked[torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:PROBED_ANCHORS]] = True
     return marked

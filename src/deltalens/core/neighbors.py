@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -100,23 +101,62 @@ def find_neighborhoods(
     require_matrix("anchors", anchors)
     require_matrix("pool_inputs", pool_inputs, width=anchors.shape[1])
     _require_request(anchors, pool_inputs, neighbors, metric, excluded)
-    dtype = working_dtype(anchors, pool_inputs)
-    anchors, pool_inputs = anchors.detach().to(dtype), pool_inputs.detach().to(dtype)
-    groups = group_equal_rows(pool_inputs)
-    merging = distinct and groups.count < pool_inputs.shape[0]
-    units = groups if merging else _each_row_alone(pool_inputs)
-    forbidden = _forbidden_units(units, excluded)
-    _require_enough(units, forbidden, neighbors, merging)
-    points = _Points.of(anchors, pool_inputs[units.representative], metric)
-    chosen, distances = _nearest(points, neighbors, forbidden)
-    input_groups = groups.of_row[units.representative][chosen]
-    if not merging:
-        everything = torch.arange(pool_inputs.shape[0], device=anchors.device)
-        none = everything[:0]
-        merged = MergedRows(pool_inputs, None, everything, none, none, none)
-        return Neighborhoods(chosen, distances, input_groups, chosen, merged)
-    indices, rows, merged = _without_excluded_members(pool_inputs, units, chosen, excluded)
-    return Neighborhoods(indices, distances, input_groups, rows, merged)
+    pool = pool_inputs.detach().to(working_dtype(anchors, pool_inputs))
+    return PoolIndex.of(pool, metric=metric, distinct=distinct).neighborhoods(
+        anchors, neighbors=neighbors, excluded=excluded
+    )
+
+
+@dataclass(frozen=True)
+class PoolIndex:
+    """A pool that is searched several times: its equal rows are found once, and its Gram matrix is shared.
+
+    Attributes:
+        inputs: Pool states (p, d).
+        metric: ``euclidean`` or ``cosine``.
+        groups: Equal rows.
+        merging: Whether equal rows count as one neighbour and there are any.
+    """
+
+    inputs: Float[Tensor, "p d"]
+    metric: Metric
+    groups: Groups
+    merging: bool
+
+    @classmethod
+    def of(
+        cls, pool_inputs: Float[Tensor, "p d"], *, metric: Metric = "euclidean", distinct: bool = True
+    ) -> "PoolIndex":
+        """Prepare a pool, finite and in the dtype of the fits; arguments as in `find_neighborhoods`."""
+        groups = group_equal_rows(pool_inputs)
+        return cls(pool_inputs, metric, groups, distinct and groups.count < pool_inputs.shape[0])
+
+    def neighborhoods(
+        self, anchors: Float[Tensor, "n d"], *, neighbors: int, excluded: Int[Tensor, "n e"] | None = None
+    ) -> Neighborhoods:
+        """Find some anchors' k nearest rows; arguments as in `find_neighborhoods`."""
+        anchors, units = anchors.detach().to(self.inputs.dtype), self._units
+        forbidden = _forbidden_units(units, excluded)
+        _require_enough(units, forbidden, neighbors, self.merging)
+        points = _Points.of(anchors, self.inputs[units.representative], self.metric)
+        chosen, distances = _nearest(points, neighbors, forbidden)
+        input_groups = self.groups.of_row[units.representative][chosen]
+        if not self.merging:
+            return Neighborhoods(chosen, distances, input_groups, chosen, self._merged)
+        if excluded is None:
+            return Neighborhoods(units.representative[chosen], distances, input_groups, chosen, self._merged)
+        indices, rows, merged = _without_excluded_members(self.inputs, units, chosen, excluded)
+        return Neighborhoods(indices, distances, input_groups, rows, merged)
+
+    @cached_property
+    def _units(self) -> Groups:
+        return self.groups if self.merging else _each_row_alone(self.inputs)
+
+    @cached_property
+    def _merged(self) -> MergedRows:
+        none = torch.empty(0, dtype=torch.long, device=self.inputs.device)
+        groups = self.groups if self.merging else None
+        return MergedRows(self.inputs, groups, self._units.representative, none, none, none)
 
 
 def _require_request(

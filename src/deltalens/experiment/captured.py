@@ -9,8 +9,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from deltalens.core.association import LEAST_CLUSTERS, ClusterBootstrap
-from deltalens.core.controls import derangement
 from deltalens.errors import InputError, ModelError
+from deltalens.experiment.blocks import Block, all_partners, cut_blocks
 from deltalens.experiment.corpus import Windows
 from deltalens.experiment.exclusions import Exclusions, exclude
 from deltalens.experiment.plan import Plan
@@ -31,7 +31,7 @@ class Captured:
     pool_exclusions: Exclusions | None
     tokens: pd.DataFrame
     pool_tokens: pd.DataFrame
-    partner: Int[Tensor, " n"]
+    blocks: tuple[Block, ...]
     summarizer: Summarizer
     warnings: tuple[str, ...]
 
@@ -39,6 +39,11 @@ class Captured:
     def real(self) -> Bool[Tensor, "windows length"]:
         """Where the evaluation windows have a token."""
         return self.plan.corpus.evaluation.attention_mask.bool()
+
+    @property
+    def partner(self) -> Int[Tensor, " n"]:
+        """For each included token, an included token of another window; -1 for none."""
+        return all_partners(self.blocks)
 
     @property
     def included_rows(self) -> Bool[Tensor, " rows"]:
@@ -103,7 +108,6 @@ def _decided(plan: Plan, fitted: int) -> Captured:
         raise ModelError(f"{plan.model.identity.name} can't be measured: {damage}")
     _require_tokens(exclusions, spec.rows_per_fit)
     included = tables[0][~tables[0]["excluded"]]
-    windows_of = torch.tensor(included["window"].to_numpy())
     windows = included["window"].to_numpy()
     clusters = clusters_of(corpus.evaluation.documents.numpy()[windows], windows)
     codes = np.unique(clusters, return_inverse=True)[1]
@@ -115,7 +119,7 @@ def _decided(plan: Plan, fitted: int) -> Captured:
         pool_exclusions=exclusions[1] if len(exclusions) > 1 else None,
         tokens=tables[0],
         pool_tokens=tables[-1],
-        partner=derangement(windows_of, torch.ones(len(windows_of), dtype=torch.bool), spec.seed),
+        blocks=cut_blocks(exclusions[0].included, spec.seed),
         summarizer=Summarizer(ClusterBootstrap(codes, resamples=spec.resamples, seed=spec.seed), spec.error),
         warnings=_warnings(fitted, spec.batch_size, damage) + _few_clusters(codes, windows),
     )

@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from deltalens.core.controls import permuted_updates
-from deltalens.core.decompose import decompose_layer, decomposition_from_tokenwise
+from deltalens.core.decompose import decompose_layer, decomposition_from_tokenwise, probed_anchors
 from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import Geometry, chance_geometry, measure_geometry
 from deltalens.core.maps import TokenwiseMap
-from deltalens.core.neighbors import Neighborhoods, find_neighborhoods
+from deltalens.core.neighbors import Neighborhoods, PoolIndex
 from deltalens.experiment.captured import Captured
 from deltalens.experiment.spec import Protocol, RunSpec
 from deltalens.experiment.states import StateShards
@@ -20,6 +20,35 @@ from deltalens.experiment.sweep import SweepPoint
 from deltalens.models import Model, isolated_outputs
 
 _PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Inputs and outputs of one transition at some tokens."""
+
+    x: Float[Tensor, "n d"]
+    y: Float[Tensor, "n d"]
+
+    def of(self, part: Bool[Tensor, " n"]) -> "Pairs":
+        """Some of them."""
+        return self if bool(part.all()) else Pairs(self.x[part], self.y[part])
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Included evaluation tokens of one transition that are decomposed together.
+
+    Attributes:
+        pairs: their states.
+        numbers: which of all included evaluation tokens they are.
+        windows: the window of each.
+        partner: for each the place, among these, of a token of another window; -1 for none.
+    """
+
+    pairs: Pairs
+    numbers: Int[Tensor, " n"]
+    windows: Int[Tensor, " n"]
+    partner: Int[Tensor, " n"]
 
 
 @dataclass(frozen=True)
@@ -33,31 +62,39 @@ class LayerStates:
     pool_x: Float[Tensor, "p d"] | None
     pool_y: Float[Tensor, "p d"] | None
 
-    def with_pool_of(self, part: Bool[Tensor, " p"]) -> "LayerStates":
-        """The same with some of the pool's tokens."""
-        if self.pool_x is None or self.pool_y is None or bool(part.all()):
-            return self
-        return replace(self, pool_x=self.pool_x[part], pool_y=self.pool_y[part])
-
 
 def layer_states(captured: Captured, layer: int) -> LayerStates:
     """The included tokens of one transition, on the model's device and in the precision of the fits."""
-    precision, device = _PRECISIONS[captured.plan.spec.precision], captured.plan.model.device
-    included = captured.exclusions.included
+    own = evaluation_pairs(captured, layer, captured.exclusions.included)
+    pool = None if captured.pool is None else pool_pairs(captured, layer, "held_out")
+    windows = torch.nonzero(captured.exclusions.included)[:, 0]
+    if pool is None:
+        return LayerStates(layer, own.x, own.y, windows, None, None)
+    return LayerStates(layer, own.x, own.y, windows, pool.x, pool.y)
 
-    def chosen(shards: StateShards, tokens: Tensor) -> list[Tensor]:
-        return [states[tokens].to(device, precision) for states in shards.layer(layer)]
 
-    x, y = chosen(captured.evaluation, included)
-    pool_x, pool_y = None, None
-    if captured.pool is not None and captured.pool_exclusions is not None:
-        pool_x, pool_y = chosen(captured.pool, captured.pool_exclusions.included)
-    return LayerStates(layer, x, y, torch.nonzero(included)[:, 0], pool_x, pool_y)
+def evaluation_pairs(captured: Captured, layer: int, tokens: Bool[Tensor, "windows length"]) -> Pairs:
+    """Some evaluation tokens of one transition; only their shards are read."""
+    return _pairs(captured, captured.evaluation, layer, tokens)
+
+
+def pool_pairs(captured: Captured, layer: int, protocol: Protocol) -> Pairs:
+    """What a protocol's maps are fitted on."""
+    if protocol == "held_out":
+        assert captured.pool is not None
+        assert captured.pool_exclusions is not None
+        return _pairs(captured, captured.pool, layer, captured.pool_exclusions.included)
+    return evaluation_pairs(captured, layer, captured.exclusions.included)
+
+
+def _pairs(captured: Captured, shards: StateShards, layer: int, tokens: Bool[Tensor, "windows length"]) -> Pairs:
+    plan = captured.plan
+    return Pairs(*shards.pairs(layer, tokens, plan.model.device, _PRECISIONS[plan.spec.precision]))
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One map's decomposition of a layer with its geometry; ``null`` and ``chance`` are None where left out."""
+    """One map's decomposition of some anchors with its geometry; ``null`` and ``chance`` are None where left out."""
 
     decomposition: Decomposition[Tensor]
     geometry: Geometry
@@ -65,139 +102,174 @@ class Fit:
     chance: Geometry | None
 
 
-class ProtocolFits:
-    """The fits of one layer under one protocol; neighbourhoods and Gram matrix are made once for all maps and nulls.
+class PoolFits:
+    """What the fits of one layer under one protocol share, whichever tokens they are made for.
 
-    A spec that sweeps stands for its first point; `at` gives another with as much as can be shared.
+    Args:
+        layer: the transition.
+        protocol: where maps are fitted and judged.
+        pool: the pairs that maps are fitted on.
+        windows: the window of each included evaluation token.
+        spec: the run; where it sweeps what is searched for, at one metric.
+        model: the model, for the map that runs its blocks.
+    """
+
+    def __init__(
+        self, layer: int, protocol: Protocol, pool: Pairs, windows: Int[Tensor, " n"], spec: RunSpec, model: Model
+    ) -> None:
+        self.layer, self.protocol, self.pool, self.windows = layer, protocol, pool, windows
+        self.spec, self._model = spec, model
+
+    @cached_property
+    def index(self) -> PoolIndex:
+        """The pool, ready to be searched; its Gram matrix serves all maps and nulls."""
+        return PoolIndex.of(self.pool.x, metric=self.spec.point.metric, distinct=self.spec.distinct)
+
+    @cached_property
+    def shuffled(self) -> Float[Tensor, "p d"]:
+        """Pool outputs whose updates are other tokens'."""
+        x, y = self.pool.x, self.pool.y
+        return x + permuted_updates(y - x, torch.ones(len(x), dtype=torch.bool), self.spec.seed)
+
+    @cached_property
+    def probed(self) -> Bool[Tensor, " n"]:
+        """The tokens whose degrees of freedom are estimated where they have no closed form."""
+        return probed_anchors(len(self.windows), self.spec.seed)
+
+    @cached_property
+    def isolated_updates(self) -> Float[Tensor, "p d"]:
+        """What the layer alone does to each pool token."""
+        return self.isolated(self.pool.x) - self.pool.x
+
+    def isolated(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """The layer run on each token alone."""
+        return isolated_outputs(self._model, self.layer, x).to(x.dtype)
+
+
+class AnchorFits:
+    """The fits of some tokens; one search for neighbours serves all maps, and all points of a sweep that share it.
+
+    A spec that sweeps stands for its first point; `at` gives another.
     """
 
     def __init__(
         self,
-        states: LayerStates,
-        protocol: Protocol,
-        spec: RunSpec,
-        model: Model,
-        partner: Int[Tensor, " n"],
+        shared: PoolFits,
+        anchors: Anchors,
         *,
-        searched: "ProtocolFits | None" = None,
+        point: SweepPoint | None = None,
+        searched: "AnchorFits | None" = None,
     ) -> None:
-        self.states = states
-        self.protocol = protocol
-        self.spec = spec
-        self._point = spec.point
-        self._model = model
-        self._partner = partner
+        self._shared, self._anchors, self._spec = shared, anchors, shared.spec
+        self._point = point or shared.spec.point
         self._searched = searched or self
 
-    def at(self, point: SweepPoint) -> "ProtocolFits":
-        """The fits at another point with the same pool and metric, in which one search for neighbours serves all."""
-        return ProtocolFits(
-            self.states, self.protocol, self.spec.at(point), self._model, self._partner, searched=self._searched
-        )
+    def at(self, point: SweepPoint) -> "AnchorFits":
+        """The fits at another point with the same pool and metric."""
+        return AnchorFits(self._shared, self._anchors, point=point, searched=self._searched)
 
     def fit(self, map: TokenwiseMap) -> Fit:
-        """Decompose the layer with one map."""
-        states = self.states
-        decomposition = self._decompose(map, states.x, states.y, self._pool_y, self.neighborhoods, probes=1)
-        trivial = map.spans_updates(self.spec.subspace)
-        geometry = measure_geometry(states.x, states.y, decomposition, proj_tokenwise_trivial=trivial)
-        if not self.spec.controls:
-            return Fit(decomposition, geometry, null=None, chance=None)
-        chance = chance_geometry(states.x, states.y, decomposition, self._partner)
-        return Fit(decomposition, geometry, null=self._null(map, trivial), chance=chance)
+        """Decompose the tokens with one map, without the null."""
+        x, y = self._anchors.pairs.x, self._anchors.pairs.y
+        decomposition = self._decompose(map, y, self._shared.pool.y, probes=1)
+        trivial = map.spans_updates(self._spec.subspace)
+        geometry = measure_geometry(x, y, decomposition, proj_tokenwise_trivial=trivial)
+        chance = chance_geometry(x, y, decomposition, self._anchors.partner) if self._spec.controls else None
+        return Fit(decomposition, geometry, null=None, chance=chance)
 
-    @property
-    def _pool_x(self) -> Tensor:
-        pool = self.states.pool_x if self.protocol == "held_out" else self.states.x
-        assert pool is not None
-        return pool
-
-    @property
-    def _pool_y(self) -> Tensor:
-        pool = self.states.pool_y if self.protocol == "held_out" else self.states.y
-        assert pool is not None
-        return pool
+    def null(self, map: TokenwiseMap) -> Geometry | None:
+        """The same fit on updates permuted over the pool; where that is the evaluation, so is the update judged."""
+        if map.name == "isolated" or not self._spec.controls:
+            return None
+        anchors, shuffled = self._anchors, self._shared.shuffled
+        held_out = self._shared.protocol == "held_out"
+        judged = anchors.pairs.y if held_out else shuffled[anchors.numbers.to(shuffled.device)]
+        decomposition = self._decompose(map, judged, shuffled, probes=0)
+        trivial = map.spans_updates(self._spec.subspace)
+        return measure_geometry(anchors.pairs.x, judged, decomposition, proj_tokenwise_trivial=trivial)
 
     @cached_property
     def neighborhoods(self) -> Neighborhoods | None:
-        """Each anchor's neighbours in the pool; None for a global fit."""
+        """The tokens' neighbours in the pool; None for a global fit."""
         found = self._searched._most_neighbors
         return None if found is None else found.nearest(self._point.neighbors)
 
     @cached_property
     def _most_neighbors(self) -> Neighborhoods | None:
         """As many neighbours as any point of the sweep asks for."""
-        if self.spec.fit == "global":
+        if self._spec.fit == "global":
             return None
-        return find_neighborhoods(
-            self.states.x,
-            self._pool_x,
-            neighbors=max(self.spec.values("neighbors")),
-            metric=self._point.metric,
-            distinct=self.spec.distinct,
-            excluded=self._excluded(),
-        )
+        most = max(self._spec.values("neighbors"))
+        return self._shared.index.neighborhoods(self._anchors.pairs.x, neighbors=most, excluded=self._excluded())
 
     def _excluded(self) -> Int[Tensor, "n e"] | None:
-        if self.protocol != "leave_one_out":
+        if self._shared.protocol != "leave_one_out":
             return None
-        windows = self.states.windows
-        if not self.spec.exclude_window:
-            return torch.arange(len(windows))[:, None]
+        anchors, windows = self._anchors, self._shared.windows
+        if not self._spec.exclude_window:
+            return anchors.numbers[:, None]
         largest = int(torch.bincount(windows).max())
-        excluded = torch.full((len(windows), largest), -1)
-        for window in torch.unique(windows):
+        excluded = torch.full((len(anchors.numbers), largest), -1)
+        for window in torch.unique(anchors.windows):
             members = torch.nonzero(windows == window)[:, 0]
-            excluded[members, : len(members)] = members
+            excluded[anchors.windows == window, : len(members)] = members
         return excluded
 
-    def _null(self, map: TokenwiseMap, trivial: bool) -> Geometry | None:
-        """The same fit on updates permuted over the pool; where that is the evaluation, so is the update judged."""
-        if map.name == "isolated":
-            return None
-        states, spec = self.states, self.spec
-        included = torch.ones(len(self._pool_x), dtype=torch.bool)
-        shuffled = self._pool_x + permuted_updates(self._pool_y - self._pool_x, included, spec.seed)
-        judged = (states.y if self.protocol == "held_out" else shuffled)[self._null_rows]
-        x = states.x[self._null_rows]
-        decomposition = self._decompose(map, x, judged, shuffled, self._null_neighborhoods, probes=0)
-        return measure_geometry(x, judged, decomposition, proj_tokenwise_trivial=trivial)
-
-    @cached_property
-    def _null_rows(self) -> Int[Tensor, " rows"]:
-        """A seeded sample of the anchors: a median needs no more, and a null's fits cost as much as real ones."""
-        generator = torch.Generator().manual_seed(self.spec.seed)
-        order = torch.randperm(len(self.states.x), generator=generator)
-        return order[: self.spec.null_tokens].sort().values.to(self.states.x.device)
-
-    @cached_property
-    def _null_neighborhoods(self) -> Neighborhoods | None:
-        return None if self.neighborhoods is None else self.neighborhoods.of(self._null_rows)
-
     def _decompose(
-        self, map: TokenwiseMap, x: Tensor, y: Tensor, pool_y: Tensor, found: Neighborhoods | None, *, probes: int
+        self, map: TokenwiseMap, y: Float[Tensor, "n d"], pool_y: Float[Tensor, "p d"], *, probes: int
     ) -> Decomposition[Tensor]:
-        spec = self.spec
+        spec, shared, x = self._spec, self._shared, self._anchors.pairs.x
         if map.name == "isolated":
-            updates = self._searched._isolated_pool_updates
-            return decomposition_from_tokenwise(x, y, self._isolated(x), updates, found, subspace=spec.subspace)
+            return decomposition_from_tokenwise(
+                x, y, shared.isolated(x), shared.isolated_updates, self.neighborhoods, subspace=spec.subspace
+            )
         return decompose_layer(
             x,
             y,
-            self._pool_x,
+            shared.pool.x,
             pool_y,
-            found,
+            self.neighborhoods,
             map,
             ridge=self._point.ridge,
             subspace=spec.subspace,
             fit=spec.fit,
             seed=spec.seed,
             probes=probes,
+            probed=shared.probed[self._anchors.numbers],
         )
 
-    @cached_property
-    def _isolated_pool_updates(self) -> Tensor:
-        return self._isolated(self._pool_x) - self._pool_x
 
-    def _isolated(self, x: Tensor) -> Tensor:
-        return isolated_outputs(self._model, self.states.layer, x).to(x.dtype)
+class ProtocolFits:
+    """The fits of one layer under one protocol, all its tokens together: for studies whose tokens fit in memory."""
+
+    def __init__(
+        self, states: LayerStates, protocol: Protocol, spec: RunSpec, model: Model, partner: Int[Tensor, " n"]
+    ) -> None:
+        self.states, self.protocol, self.spec = states, protocol, spec
+        own = Pairs(states.x, states.y)
+        pool = own
+        if protocol == "held_out":
+            assert states.pool_x is not None
+            assert states.pool_y is not None
+            pool = Pairs(states.pool_x, states.pool_y)
+        shared = PoolFits(states.layer, protocol, pool, states.windows, spec, model)
+        self._all = AnchorFits(shared, Anchors(own, torch.arange(len(own.x)), states.windows, partner))
+        rows = null_sample(len(own.x), spec)
+        at = rows.to(own.x.device)
+        sampled = Anchors(Pairs(own.x[at], own.y[at]), rows, states.windows[rows], torch.full_like(rows, -1))
+        self._sample = AnchorFits(shared, sampled)
+
+    def fit(self, map: TokenwiseMap) -> Fit:
+        """Decompose the layer with one map."""
+        return replace(self._all.fit(map), null=self._sample.null(map))
+
+    @property
+    def neighborhoods(self) -> Neighborhoods | None:
+        """Each anchor's neighbours in the pool; None for a global fit."""
+        return self._all.neighborhoods
+
+
+def null_sample(count: int, spec: RunSpec) -> Int[Tensor, " rows"]:
+    """A seeded sample of the anchors: a median needs no more, and a null's fits cost as much as real ones."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(spec.seed))
+    return order[: spec.null_tokens].sort().values

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from deltalens.core.controls import covariance_directions, layer_seed, random_directions, shuffled_directions
+from deltalens.core.controls import covariance_directions, random_directions, shuffled_directions
 from deltalens.core.decomposition import Decomposition
 from deltalens.core.geometry import split_residual
 from deltalens.experiment.spec import RunSpec, Scope
@@ -25,7 +25,7 @@ def control_patches(
     decomposition: Decomposition[Tensor],
     partner: Int[Tensor, " n"],
     spec: RunSpec,
-    layer: int,
+    seed: int,
 ) -> dict[str, Rows]:
     """Patches beside ``T(x)`` itself, by the column that their KL fills; a row of NaN has no control.
 
@@ -34,10 +34,10 @@ def control_patches(
         y: outputs of the included tokens.
         decomposition: of these tokens.
         partner: a token of another window for each, -1 where there is none.
-        spec: seed and options of the run.
-        layer: the layer, so that no two layers share their random directions.
+        spec: options of the run.
+        seed: seeds the random directions; no two layers or blocks share one.
     """
-    residual, seed = decomposition.residual, layer_seed(spec.seed, layer)
+    residual = decomposition.residual
     controls = {
         "kl_single_random": random_directions(residual, seed),
         "kl_single_shuffled": shuffled_directions(residual, partner),

@@ -1,13 +1,13 @@
 """Captured states on disk: one shard per batch of windows, so that memory doesn't grow with layers or windows."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -70,6 +70,35 @@ class StateShards:
         shards = self._shards()
         inputs, outputs = ([self._read(shard, _key(at)) for shard in shards] for at in (layer, layer + 1))
         return torch.cat(inputs), torch.cat(outputs)
+
+    def pairs(
+        self, layer: int, tokens: Bool[Tensor, "windows length"], device: torch.device, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+        """The input and the output of one transition at the chosen tokens, read shard by shard."""
+        sides: list[list[Tensor]] = [[], []]
+        for shard, windows in self._parts(tokens.shape[0]):
+            chosen = tokens[windows]
+            if chosen.any():
+                for side, at in zip(sides, (layer, layer + 1), strict=True):
+                    side.append(self._read(shard, _key(at))[chosen].to(device, dtype))
+        x, y = (torch.cat(side) for side in sides)
+        return x, y
+
+    def outputs(self, layer: int, windows: slice) -> Float[Tensor, "windows length d"]:
+        """The output of one transition in some windows, in the dtype of the model."""
+        parts = []
+        for shard, held in self._parts(windows.stop):
+            start, stop = max(held.start, windows.start), min(held.stop, windows.stop)
+            if start < stop:
+                parts.append(self._read(shard, _key(layer + 1))[start - held.start : stop - held.start])
+        return torch.cat(parts)
+
+    def _parts(self, windows: int) -> Iterator[tuple[Path, slice]]:
+        """Shards with the windows that they hold."""
+        shards = self._shards()
+        starts = [int(shard.name.rpartition("-")[2]) for shard in shards]
+        for shard, start, stop in zip(shards, starts, [*starts[1:], windows], strict=True):
+            yield shard, slice(start, stop)
 
     def verify(self, windows: int) -> None:
         """Refuse shards that are damaged, or don't hold this many windows of this run."""

@@ -52,20 +52,19 @@ def geometry_table(geometry: Geometry) -> pd.DataFrame:
     return pd.DataFrame({name: _array(values) for name, values in vars(geometry).items()})
 
 
-def unit_rows(
-    tokens: pd.DataFrame,
+def measured_rows(
     included: Bool[Tensor, " rows"],
     geometry: Geometry,
     decomposition: Decomposition[Tensor],
     functional: Mapping[str, np.ndarray],
 ) -> pd.DataFrame:
-    """Token rows with the measures of one unit; excluded tokens have NaN."""
+    """The measures of one unit at some tokens, a row per token; excluded ones have NaN."""
     measured = geometry_table(geometry)
     measured["distinct_neighbors"] = _array(decomposition.distinct_neighbors)
     measured["degrees_of_freedom"] = _array(decomposition.degrees_of_freedom)
     rows = np.flatnonzero(included.numpy())
-    columns = {name: _at_rows(measured[name].to_numpy(), rows, len(tokens)) for name in measured}
-    return pd.concat([tokens, pd.DataFrame(columns), pd.DataFrame(dict(functional))], axis=1)
+    columns = {name: _at_rows(measured[name].to_numpy(), rows, len(included)) for name in measured}
+    return pd.DataFrame(columns | dict(functional))
 
 
 def effect_columns(effect: Effect, real: Bool[Tensor, "w s"], suffix: str) -> dict[str, np.ndarray]:

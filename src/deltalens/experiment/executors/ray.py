@@ -25,6 +25,7 @@ TRIES = 3
 _PATIENCE = 30.0
 
 #: Seconds that a shared file system may take to show here what a worker elsewhere committed.
+_DYING = 1.0
 _VISIBLE_WITHIN = 90.0
 
 
@@ -127,6 +128,8 @@ class _Crew:
         """End every worker that is still there."""
         for job in self._jobs.values():
             self._ray.kill(job.worker)
+        if self._jobs:
+            time.sleep(_DYING)  # Ray doesn't wait, and what they are writing is removed next
         self._jobs.clear()
 
     def _hire(self) -> None:

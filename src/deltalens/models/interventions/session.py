@@ -88,7 +88,6 @@ class InterventionSession:
             undo.enter_context(undisturbed(self._model.hf))
             # Padding is on the right, where causal models can't look; full windows keep masks simple and rows alike.
             self._scheme = start_scheme(self._name, self._model, self._ids)
-            self._original = self._original_logits()
             self._undo = undo.pop_all()
         return self
 
@@ -110,10 +109,14 @@ class InterventionSession:
 
     @property
     def logits(self) -> Float[Tensor, "windows tokens vocabulary"]:
-        """Logits of the unpatched run; those of padding mean nothing."""
+        """Logits of the unpatched run; those of padding mean nothing. Made at the first use, then kept."""
         if self._original is None:
-            raise InputError("An InterventionSession works inside its `with` only.")
+            self._original = self._original_logits()
         return self._original
+
+    def forget_logits(self) -> None:
+        """Let go of the unpatched logits, by far the largest thing that a session holds, until they are asked for."""
+        self._original = None
 
     def replace(
         self,
@@ -173,10 +176,14 @@ class InterventionSession:
 
     def _original_logits(self) -> Float[Tensor, "windows tokens vocabulary"]:
         # In the same blocks as patched rows, since a product of other shape rounds differently.
-        rows, vocabulary = self._base.final.flatten(0, 1), self._head(self._base.final[0, :1]).shape[-1]
+        rows = self._base.final.flatten(0, 1)
+        first = self._head(rows[:1])
+        vocabulary = first.shape[-1]
         block = _block(HEAD_LOGITS, vocabulary)
-        logits = [self._head(rows[start : start + block]) for start in range(0, len(rows), block)]
-        return torch.cat(logits).reshape(*self._ids.shape, vocabulary)
+        logits = first.new_empty((len(rows), vocabulary))
+        for start in range(0, len(rows), block):
+            logits[start : start + block] = self._head(rows[start : start + block])
+        return logits.reshape(*self._ids.shape, vocabulary)
 
     def _head_blocks(self, rows: Float[Tensor, "n f"]) -> Iterator[tuple[int, Float[Tensor, "m v"]]]:
         """Yield the first row's number and the logits of a few rows at a time."""
