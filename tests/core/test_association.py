@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from deltalens.core.association import ClusterBootstrap, holm, holm_levels, partial_spearman, spearman
+from deltalens.core.association import ClusterBootstrap, partial_spearman, spearman
+from deltalens.core.holm import holm, holm_levels
 from deltalens.errors import InputError
 
 

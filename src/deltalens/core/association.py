@@ -1,4 +1,4 @@
-"""Rank correlations and bootstrap intervals over documents or windows."""
+"""Rank correlations, and bootstrap intervals over documents or windows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -69,56 +69,6 @@ def partial_spearman(a: ArrayLike, b: ArrayLike, given: Sequence[ArrayLike]) -> 
     return float(_weighted_partial(columns, np.ones((1, columns.shape[1])))[0])
 
 
-def holm(p_values: ArrayLike) -> Floats:
-    """Holm's adjusted p-values, ``max_{i≤j} (m - i + 1) p_(i)``, NaN ones left out of m.
-
-    Args:
-        p_values: p-values (m,).
-
-    Returns:
-        Adjusted p-values, at most 1, in the given order.
-
-    Source:
-        Holm (1979).
-
-    Example:
-        >>> holm([0.01, 0.04]).tolist()
-        [0.02, 0.04]
-    """
-    given = np.asarray(p_values, dtype=np.float64)
-    adjusted = np.full(given.shape, np.nan)
-    known = np.flatnonzero(~np.isnan(given))
-    order = known[np.argsort(given[known], kind="stable")]
-    factors = np.arange(known.size, 0, -1)
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(given[order] * factors))
-    return adjusted
-
-
-def holm_levels(p_values: ArrayLike, level: float = 0.95) -> Floats:
-    """The coverage each interval needs so that all hold together at ``level`` in Holm's order.
-
-    Args:
-        p_values: p-values (m,), which set the order; NaN ones get NaN.
-        level: The joint coverage.
-
-    Returns:
-        ``1 - (1 - level) / (m - i + 1)`` for the i-th smallest p-value.
-
-    Source:
-        Holm (1979).
-
-    Example:
-        >>> holm_levels([0.5, 0.01], level=0.9).round(3).tolist()
-        [0.9, 0.95]
-    """
-    given = np.asarray(p_values, dtype=np.float64)
-    levels = np.full(given.shape, np.nan)
-    known = np.flatnonzero(~np.isnan(given))
-    order = known[np.argsort(given[known], kind="stable")]
-    levels[order] = 1 - (1 - level) / np.arange(known.size, 0, -1)
-    return levels
-
-
 class ClusterBootstrap:
     """Percentile intervals from resampling whole clusters (documents or windows) with replacement.
 
@@ -153,11 +103,20 @@ class ClusterBootstrap:
         columns, present = self._rows([values])
         return _percentiles(_quantiles(columns[0], present, self._counts, q), level) if present is not None else _NONE
 
+    def mean(self, values: ArrayLike, *, level: float = 0.95) -> Interval:
+        """The interval of the mean of values (n,), NaN values left out."""
+        return self._interval([values], lambda columns, weights: _weighted_mean(columns[0], weights), level)
+
+    def resampled_means(self, values: ArrayLike) -> Floats:
+        """The mean of values (n,) in every resample (resamples,), NaN values left out; all NaN under 8 clusters."""
+        columns, present = self._rows([values])
+        if present is None:
+            return np.full(self._counts.shape[0], np.nan)
+        return self._over_resamples(columns, present, lambda c, w: _weighted_mean(c[0], w))
+
     def share_over(self, values: ArrayLike, threshold: float, *, level: float = 0.95) -> Interval:
         """The interval of the share of values (n,) above a threshold."""
-        return self._interval(
-            [values], lambda columns, weights: _weighted_share(columns[0] > threshold, weights), level
-        )
+        return self._interval([values], lambda columns, weights: _weighted_mean(columns[0] > threshold, weights), level)
 
     def ratio(self, a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interval:
         """The interval of ``Σ a / Σ b`` (n,); of a mean where b is 1."""
@@ -317,8 +276,8 @@ def _places(clusters: NDArray[Any], counts: Floats, index: Floats) -> NDArray[np
     return found
 
 
-def _weighted_share(over: NDArray[np.bool_], weights: Floats) -> Floats:
-    return _quotient(weights @ over, weights.sum(axis=1))
+def _weighted_mean(values: NDArray[Any], weights: Floats) -> Floats:
+    return _quotient(weights @ values, weights.sum(axis=1))
 
 
 def _quotient(numerator: Floats, denominator: Floats) -> Floats:

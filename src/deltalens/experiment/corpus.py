@@ -43,6 +43,14 @@ class Windows:
         """Real tokens in all windows."""
         return int(self.lengths.sum())
 
+    @property
+    def next_tokens(self) -> Int[Tensor, "windows length"]:
+        """The token that follows each one; -1 where the window has none."""
+        following = torch.full_like(self.input_ids, -1)
+        following[:, :-1] = self.input_ids[:, 1:]
+        following[torch.arange(self.input_ids.shape[1]) >= self.lengths[:, None] - 1] = -1
+        return following
+
     def rows(self, start: int, stop: int) -> "Windows":
         """Windows ``start`` to ``stop``, half-open."""
         return self.take(torch.arange(start, min(stop, len(self))))

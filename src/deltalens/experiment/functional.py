@@ -182,11 +182,7 @@ class FunctionalMeter:
 
     def _targets(self, part: slice) -> Int[Tensor, "windows length"]:
         """The next token of each position; -1 where the window has none."""
-        ids, lengths = self.windows.input_ids[part], self.windows.lengths[part]
-        targets = torch.full_like(ids, -1)
-        targets[:, :-1] = ids[:, 1:]
-        targets[torch.arange(ids.shape[1]) >= lengths[:, None] - 1] = -1
-        return targets
+        return self.windows.next_tokens[part]
 
     def _parts(self, block: slice) -> list[slice]:
         """A block's windows as sessions take them."""

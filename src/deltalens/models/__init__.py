@@ -22,6 +22,7 @@ from deltalens.models.load import load
 from deltalens.models.model import Model, ModelIdentity
 from deltalens.models.named import NAMED, NamedModel
 from deltalens.models.opening import open_model
+from deltalens.models.replacement import Replacement, ReplacementFacts, replaced_blocks
 
 __all__ = [
     "ARCHITECTURES",
@@ -37,6 +38,8 @@ __all__ = [
     "ModelIdentity",
     "NamedModel",
     "Parity",
+    "Replacement",
+    "ReplacementFacts",
     "States",
     "Verification",
     "builtin_models",
@@ -53,6 +56,7 @@ __all__ = [
     "load",
     "models_table",
     "open_model",
+    "replaced_blocks",
     "stream_states",
     "trusted_scheme",
     "verifications",

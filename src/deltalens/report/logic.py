@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from deltalens.core.association import holm as adjusted_p_values
+from deltalens.core.holm import holm as adjusted_p_values
 
 Values = NDArray[np.float64]
 """One number per layer; as a truth value 1 holds, 0 fails, NaN is unknown."""

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from deltalens.core.maps.affine import Affine
 from deltalens.core.maps.diagonal import Diagonal
+from deltalens.core.maps.global_map import GlobalMap
 from deltalens.core.maps.identity import Identity
 from deltalens.core.maps.isolated import Isolated
 from deltalens.core.maps.linear import Linear
@@ -91,6 +92,7 @@ __all__ = [
     "Affine",
     "Diagonal",
     "FitProblem",
+    "GlobalMap",
     "Identity",
     "Isolated",
     "Linear",

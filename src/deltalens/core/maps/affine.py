@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import CenteredMatrix
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.maps.ridge import RidgeFit
 from deltalens.core.subspaces import Subspace
@@ -48,3 +49,7 @@ class AffineFit:
         """``1 + tr H`` of the centred rows."""
         some = self.problem.energy > 0
         return torch.where(some, 1 + self.centered.degrees_of_freedom(), 0.0).to(self.problem.dtype)
+
+    def parameters(self) -> CenteredMatrix:
+        """B, x̄ and δ̄."""
+        return CenteredMatrix(self.centered.parameters().matrix, self.problem.inputs[0].mean(0), self._mean[0])

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Factors
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
@@ -58,3 +59,7 @@ class DiagonalFit:
         squares = self.problem.sums(self.problem.table.squares)
         shares = squares / (squares + self._strength) * (self._excess > -1)
         return shares.mean(1)
+
+    def parameters(self) -> Factors:
+        """``a - 1`` by coordinate."""
+        return Factors(self._excess[0])

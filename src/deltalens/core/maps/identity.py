@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Still
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace
 
@@ -44,3 +45,7 @@ class IdentityFit:
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """Zero."""
         return self.problem.anchors.new_zeros(self.problem.anchors.shape[0])
+
+    def parameters(self) -> Still:
+        """None."""
+        return Still()

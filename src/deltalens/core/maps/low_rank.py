@@ -1,6 +1,6 @@
 """The map ``low_rank:r``: reduced-rank ridge regression, exact."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Factored
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.maps.ridge import scaled_strength, without_noise
 from deltalens.core.subspaces import Subspace, dominant_factored
@@ -208,3 +209,10 @@ class LowRankFit:
         outside = (weights * (alive & ~kept) * ratio.sum(1)).sum(1)
         rest = (trace - (weights * alive).sum(1)).clamp_min(0) * rank[:, 0]
         return ((inside + outside + rest) / self.problem.width).to(self.problem.dtype)
+
+    def parameters(self) -> Factored:
+        """U, the r columns that the projection P is made of, and ``V = Uᵀ B``."""
+        at_units = replace(self.form, problem=self.problem.at_unit_vectors())
+        left = self._basis[0]
+        right = (at_units.linear_update()[0] @ left).mT
+        return Factored(left.to(self.problem.dtype), right.to(self.problem.dtype))

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Shift
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace
 
@@ -48,3 +49,7 @@ class MeanFit:
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """One."""
         return torch.ones_like(self.problem.mean_update[:, 0])
+
+    def parameters(self) -> Shift:
+        """``δ̄``."""
+        return Shift(self.problem.mean_update[0])

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from deltalens.core.maps.global_map import CenteredNetwork
 from deltalens.core.maps.network import Network, train_networks
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
@@ -98,6 +99,21 @@ class MlpFit:
             total = total + (self._response(chosen, centered, step, signs) * signs / step).sum((1, 2))
         freedom[chosen] = total / (self.problem.probes * self.problem.width)
         return freedom
+
+    def parameters(self) -> CenteredNetwork:
+        """The trained network with the axes and means that it sees states by."""
+        network, some = self._network, self._some[0, 0]
+        axes = principal_coordinates(self._centered.at_unit_vectors()).anchors[0]
+        return CenteredNetwork(
+            axes=axes.mT,
+            center=self.problem.inputs[0].mean(0),
+            shift=self.problem.mean_update[0] * some,
+            first=network.first[0].mT,
+            first_bias=network.first_bias[0, 0],
+            second=network.second[0].mT,
+            second_bias=network.second_bias[0, 0],
+            scale=network.scale[0, 0] * some,
+        )
 
     @cached_property
     def _probed(self) -> Int[Tensor, " c"]:

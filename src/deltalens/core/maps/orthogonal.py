@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Matrix
 from deltalens.core.maps.polar import Polar, polar
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
@@ -120,6 +121,10 @@ class OrthogonalFit:
         if self.scaled:
             freedom = freedom + problem.energy / (problem.energy + problem.width * problem.strength)
         return torch.where(self._some, freedom / problem.width, 0.0).to(problem.dtype)
+
+    def parameters(self) -> Matrix:
+        """``s Q - I``."""
+        return Matrix(self._moved(self.problem.at_unit_vectors().anchors)[0].mT)
 
 
 @dataclass(frozen=True)

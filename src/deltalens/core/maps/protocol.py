@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from deltalens.core.maps.global_map import GlobalMap
 from deltalens.core.products import PoolGram, rows_times_points, weighted_rows
 from deltalens.core.subspaces import Subspace
 from deltalens.errors import InputError
@@ -144,6 +145,11 @@ class FitProblem:
         """δ̄."""
         return self.sums(self.table.updates) / self.count
 
+    def at_unit_vectors(self) -> "FitProblem":
+        """The same fits evaluated at the d unit vectors, whose images are a linear map's columns."""
+        unit = torch.eye(self.width, dtype=self.dtype, device=self.anchors.device)
+        return replace(self, anchors=unit.expand(self.anchors.shape[0], -1, -1))
+
     def centered(self) -> "FitProblem":
         """The same fits with each one's mean input and mean update subtracted, from rows and anchors."""
         middle = self.inputs.mean(1, keepdim=True)
@@ -169,6 +175,9 @@ class MapFit(Protocol):
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``(1/d) Σ_j tr ∂ŷ_j/∂y_j``, estimated by the problem's probes where there is no closed form."""
+
+    def parameters(self) -> GlobalMap:
+        """The first map of the batch, without what it was fitted on; for a global fit, the only one."""
 
 
 @runtime_checkable

@@ -1,12 +1,13 @@
 """Linear ridge regression of updates on inputs, through the smaller of its two forms, for batches of small problems."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Matrix
 from deltalens.core.maps.protocol import FitProblem
 from deltalens.core.subspaces import Subspace, dominant_subspace
 from deltalens.errors import InputError
@@ -116,6 +117,10 @@ class RidgeFit:
         strength = scaled_strength(self.problem).to(self._inverse.dtype)
         trace = self._inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
         return (min(self.problem.count, self.problem.width) - strength * trace).clamp_min(0).to(self.problem.dtype)
+
+    def parameters(self) -> Matrix:
+        """B."""
+        return Matrix(replace(self, problem=self.problem.at_unit_vectors()).update()[0].mT)
 
 
 def without_noise(values: Float[Tensor, "b s"]) -> Float[Tensor, "b s"]:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from deltalens.core.maps.global_map import Factors
 from deltalens.core.maps.protocol import FitProblem, TokenwiseMap
 from deltalens.core.subspaces import Subspace, dominant_subspace
 
@@ -52,3 +53,7 @@ class ScalarFit:
         """``Σ ‖x_j‖² / (d (Σ ‖x_j‖² + kλ)) = 1 / (d (1 + ridge))``."""
         some = (self.problem.energy > 0).to(self.problem.dtype)
         return some / (self.problem.width * (1 + self.problem.ridge))
+
+    def parameters(self) -> Factors:
+        """``a - 1``."""
+        return Factors(self._excess[:1])
