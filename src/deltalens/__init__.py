@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from deltalens.core.decomposition import Decomposition
     from deltalens.errors import CorpusError, DeltalensError, ExecutorError, InputError, ModelError, StoreError
     from deltalens.experiment.spec import RunSpec
-    from deltalens.models import Model, capture, doctor, intervene, load
+    from deltalens.models import Model, Replacement, capture, doctor, intervene, load, replaced_blocks
     from deltalens.study.inside import Inside, inside
     from deltalens.study.later import Later, later
+    from deltalens.study.pruning import LayerRanking, Replacements, fit_replacements, load_replacement, rank_layers
     from deltalens.study.study import Study
     from deltalens.study.verbs import checkpoints, repeat, reproduce
 
@@ -35,8 +36,11 @@ __all__ = [
     "InputError",
     "Inside",
     "Later",
+    "LayerRanking",
     "Model",
     "ModelError",
+    "Replacement",
+    "Replacements",
     "Run",
     "RunSpec",
     "StoreError",
@@ -46,12 +50,16 @@ __all__ = [
     "checkpoints",
     "decompose",
     "doctor",
+    "fit_replacements",
     "inside",
     "intervene",
     "later",
     "load",
+    "load_replacement",
     "open",
+    "rank_layers",
     "repeat",
+    "replaced_blocks",
     "reproduce",
     "run",
 ]
@@ -63,11 +71,12 @@ _HOMES = {
     "deltalens.core.decomposition": ("Decomposition",),
     "deltalens.errors": ("CorpusError", "DeltalensError", "ExecutorError", "InputError", "ModelError", "StoreError"),
     "deltalens.experiment.spec": ("RunSpec",),
-    "deltalens.models": ("Model", "capture", "doctor", "intervene", "load"),
     "deltalens.study.inside": ("Inside", "inside"),
     "deltalens.study.later": ("Later", "later"),
     "deltalens.study.study": ("Study",),
     "deltalens.study.verbs": ("checkpoints", "repeat", "reproduce"),
+    "deltalens.models": ("Model", "Replacement", "capture", "doctor", "intervene", "load", "replaced_blocks"),
+    "deltalens.study.pruning": ("LayerRanking", "Replacements", "fit_replacements", "load_replacement", "rank_layers"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from deltalens.cli import models, reproduce, results, run, studies  # noqa: F401  (each registers its commands)
+from deltalens.cli import models, rankings, reproduce, results, run, studies  # noqa: F401  (each registers its commands)
 from deltalens.cli.app import FAILED, INTERRUPTED, USAGE, app
 from deltalens.errors import DeltalensError, InputError
 

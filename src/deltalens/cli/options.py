@@ -14,13 +14,16 @@ from deltalens.experiment.spec import DEFAULT_MODEL, RunSpec
 Parameter = tuple[str, Any, Any]
 
 
-def with_spec_options(body: Callable[..., None], own: list[Parameter], doc: str) -> Callable[..., None]:
-    """A command that takes every field of `RunSpec` and its ``own`` options.
+def with_spec_options(
+    body: Callable[..., None], own: list[Parameter], doc: str, *, without: frozenset[str] = frozenset()
+) -> Callable[..., None]:
+    """A command that takes the fields of `RunSpec` and its ``own`` options.
 
     Args:
         body: called with the own options by name, and ``fields``: what was given of the spec's fields.
         own: the command's own options.
         doc: its help.
+        without: fields that have no meaning for the command.
     """
 
     def command(**arguments: Any) -> None:
@@ -28,9 +31,10 @@ def with_spec_options(body: Callable[..., None], own: list[Parameter], doc: str)
         body(**named, fields={name: value for name, value in arguments.items() if value is not None and value != []})
 
     keyword = inspect.Parameter.KEYWORD_ONLY
+    fields = [(name, field) for name, field in RunSpec.model_fields.items() if name not in without]
     parameters = [
         inspect.Parameter(name, keyword, default=default, annotation=kind)
-        for name, kind, default in [*(_option(name, field) for name, field in RunSpec.model_fields.items()), *own]
+        for name, kind, default in [*(_option(name, field) for name, field in fields), *own]
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

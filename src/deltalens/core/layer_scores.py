@@ -92,11 +92,11 @@ def _centered(states: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Rows without their mean; zero where they are equal but for the rounding of that mean."""
     apart: Tensor = states - states.mean(0)
     rounding = 8 * torch.finfo(states.dtype).eps * torch.linalg.vector_norm(states)
-    return apart * (torch.linalg.vector_norm(apart) > rounding)
+    return apart if bool(torch.linalg.vector_norm(apart) > rounding) else torch.zeros_like(apart)
 
 
 def _share(basis: Float[Tensor, "n r"], centered: Float[Tensor, "n d"]) -> float:
     energy = centered.square().sum()
     if not bool(energy > 0):
         return float("nan")
-    return float((basis.mT @ centered).square().sum() / energy)
+    return min(1.0, float((basis.mT @ centered).square().sum() / energy))

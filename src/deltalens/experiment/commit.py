@@ -34,6 +34,17 @@ def write_file(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def require_file_place(path: Path) -> Path:
+    """The path of a file that can be written, as far as can be told without writing; others are refused."""
+    with _one_line_errors(path):
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder; give the name of a file")
+        existing = next(parent for parent in path.absolute().parents if parent.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise StoreError(f"{path} can't be written: {existing} takes no files; give another place")
+    return path
+
+
 def write_json(path: Path, content: object) -> None:
     """Write JSON in one step; NaN is refused, since no JSON reader has to take it."""
     text = json.dumps(content, indent=2, sort_keys=False, allow_nan=False, ensure_ascii=True)

@@ -1,7 +1,7 @@
 """Fit maps that stand in for blocks, write them as files, and measure the model with each file in place."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from deltalens.core.association import ClusterBootstrap
 from deltalens.core.global_fit import fit_global
 from deltalens.core.maps import parse_map
 from deltalens.core.maps.forms import form_of
-from deltalens.errors import InputError, StoreError
+from deltalens.errors import InputError
 from deltalens.experiment.commit import file_identity, write_json
 from deltalens.experiment.documents import Documents
 from deltalens.experiment.losses import window_losses
@@ -23,6 +23,7 @@ from deltalens.experiment.plan import measuring_versions
 from deltalens.experiment.progress import Advance, Progress
 from deltalens.experiment.replacement_file import CONVENTION, file_name, load_replacement, write_replacement
 from deltalens.experiment.spec import RunSpec
+from deltalens.experiment.store import plain, table_of
 from deltalens.experiment.workbench import Workbench, open_workbench
 from deltalens.models import Model, Replacement, ReplacementFacts, replaced_blocks
 from deltalens.models.replacement import cache_layer, output_kinds
@@ -53,7 +54,7 @@ class Replacements:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per file: layer, map, losses in nats, and their increases over the original with 95% intervals."""
-        return pd.DataFrame(self.manifest["replacements"])
+        return table_of(self.manifest["replacements"])
 
     def load(self, layer: int, map: str) -> Replacement:
         """The module in place of a layer.
@@ -73,24 +74,16 @@ class Replacements:
         return json.dumps(self.manifest, ensure_ascii=False)
 
 
-def replacement_spec(fields: dict[str, object]) -> RunSpec:
-    """The spec of replacements from what was given of a run's fields.
+def replacement_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    """The fields of a run that fits replacements, from what was given of them.
 
     Raises:
-        InputError: a field has no meaning here, or can't be used as it is.
+        InputError: a field has no meaning here.
     """
-    refuse_fields("replace", UNUSED, fields)
-    spec = RunSpec.parse(**fields, **DECIDED)
-    for map in spec.maps:
-        form_of(map)
-    return spec
-
-
-def refuse_fields(verb: str, unused: frozenset[str], fields: dict[str, object]) -> None:
-    """Refuse a field of a run that a study doesn't have."""
-    given = sorted(unused & set(fields))
+    given = sorted(UNUSED & set(fields))
     if given:
-        raise InputError(f"{verb} has no {given[0]}: it decides that itself; drop it")
+        raise InputError(f"{given[0]} has no meaning for replacements, which are global and held out; drop it")
+    return {**fields, **DECIDED}
 
 
 def write_replacements(
@@ -99,23 +92,24 @@ def write_replacements(
     """Fit every map at every layer on the pool, write each as a file, and measure the model with that file in place.
 
     Args:
-        spec: what `replacement_spec` made.
-        folder: where the files go; it must be empty or new.
+        spec: of `replacement_fields`.
+        folder: where the files go.
         progress: what shows the progress.
         model: the model, if it is at hand.
         documents: the text, if it is at hand.
 
     Raises:
-        StoreError: the folder isn't empty, or can't be written.
-        InputError: a map can't be fitted on the pool.
+        StoreError: the folder can't be written.
+        InputError: a map has no parameters to keep, or can't be fitted on the pool.
     """
-    _require_empty(folder)
+    for map in spec.maps:
+        form_of(map)
     with open_workbench(spec, progress, model=model, documents=documents) as bench:
         measured = _Losses(bench)
         layers, maps = bench.plan.layers, spec.maps
         with progress.step("fit and measure", len(layers) * (len(maps) + 1)) as advance:
             rows = [row for layer in layers for row in _layer_rows(bench, layer, folder, measured, advance)]
-        manifest = _manifest(bench, measured, rows)
+        manifest: dict[str, Any] = plain(_manifest(bench, measured, rows))
     write_json(folder / MANIFEST, manifest)
     return Replacements(folder, manifest)
 
@@ -190,7 +184,7 @@ class _Losses:
 
 def _manifest(bench: Workbench, measured: _Losses, rows: list[dict[str, Any]]) -> dict[str, Any]:
     plan, kept = bench.plan, ~np.isnan(measured.original)
-    facts = {
+    return {
         "schema": SCHEMA,
         "convention": CONVENTION,
         "model": asdict(plan.model.identity),
@@ -204,21 +198,3 @@ def _manifest(bench: Workbench, measured: _Losses, rows: list[dict[str, Any]]) -
         "warnings": list(bench.captured.warnings),
         "replacements": rows,
     }
-    return _without_nan(facts)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _require_empty(folder: Path) -> None:
-    try:
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{folder} can't be used as a folder: {getattr(error, 'strerror', None) or error}") from None
-    if taken:
-        raise StoreError(f"{folder} isn't an empty folder; give an empty or a new one as out (--out)")

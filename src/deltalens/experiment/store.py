@@ -119,7 +119,7 @@ class RunFolder:
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Put a manifest in place in one step."""
-        write_json(self.folder / _MANIFEST, _plain(manifest))
+        write_json(self.folder / _MANIFEST, plain(manifest))
 
     def has_unit(self, key: UnitKey, fingerprint: str) -> bool:
         """Whether a unit was committed whole, by this very run, and is undamaged."""
@@ -141,7 +141,7 @@ class RunFolder:
         def write(folder: Path) -> None:
             keyed = pd.concat([pd.DataFrame([key.columns] * len(tokens), index=tokens.index), tokens], axis=1)
             keyed.to_parquet(folder / "tokens.parquet", index=False)
-            write_json(folder / "summary.json", _plain(summary))
+            write_json(folder / "summary.json", plain(summary))
             if neighbors is not None:
                 neighbors.to_parquet(folder / _TABLES["neighbors"], index=False)
 
@@ -283,9 +283,15 @@ def _floats(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in summary.items()}
 
 
-def _plain(content: Any) -> Any:
+def plain(content: Any) -> Any:
     """The same content with NaN and infinities as null, and numpy scalars as Python's."""
     return json.loads(json.dumps(content, default=_scalar), parse_constant=lambda _: None)
+
+
+def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """The table of rows that `plain` made: null is NaN again."""
+    table = pd.DataFrame(rows)
+    return table.apply(lambda column: column.astype(float) if column.isna().all() else column)
 
 
 def _scalar(value: object) -> object:
