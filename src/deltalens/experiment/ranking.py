@@ -169,7 +169,7 @@ def _stand_ins(bench: Workbench, states: LayerStates, global_map: str) -> dict[s
     spec = bench.plan.spec
     assert states.pool_x is not None
     assert states.pool_y is not None
-    parameters = fit_global(states.pool_x, states.pool_y, parse_map(global_map), ridge=spec.ridge, seed=spec.seed)
+    parameters = fit_global(states.pool_x, states.pool_y, parse_map(global_map), ridge=spec.point.ridge, seed=spec.seed)
     local = bench.fits(states, "held_out").fit(parse_map(spec.maps[0]))
     return {
         "skip": states.x,
@@ -192,7 +192,7 @@ def _manifest(bench: Workbench, global_map: str, scores: list[_Scores], original
         "tokens": int((~np.isnan(original)).sum()),
         "clusters": bootstrap.clusters,
         "original_loss": _mean(original),
-        "warnings": [*bench.captured.warnings, *bench.gate.warnings],
+        "warnings": [*bench.captured.warnings, *bench.gate.proof.warnings],
         "layers": _with_orders(rows),
         "agreement": _agreement(rows, scores, bootstrap),
     }

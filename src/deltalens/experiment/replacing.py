@@ -141,7 +141,7 @@ def _fitted(bench: Workbench, layer: int) -> Iterator[tuple[str, Replacement]]:
     assert states.pool_y is not None
     kind, number = output_kinds(model)[layer], cache_layer(model.blocks[layer], layer)
     for map in spec.maps:
-        parameters = fit_global(states.pool_x, states.pool_y, parse_map(map), ridge=spec.ridge, seed=spec.seed)
+        parameters = fit_global(states.pool_x, states.pool_y, parse_map(map), ridge=spec.point.ridge, seed=spec.seed)
         yield map, Replacement(parameters, ReplacementFacts(map, layer, model.width, model.identity, kind, number))
 
 
@@ -149,7 +149,7 @@ def _fit_facts(bench: Workbench) -> dict[str, Any]:
     spec, captured = bench.plan.spec, bench.captured
     assert captured.pool_exclusions is not None
     pool = int(captured.pool_exclusions.included.sum())
-    return {"ridge": spec.ridge, "seed": spec.seed, "pool_tokens": pool, "corpus": bench.plan.corpus.hash}
+    return {"ridge": spec.point.ridge, "seed": spec.seed, "pool_tokens": pool, "corpus": bench.plan.corpus.hash}
 
 
 class _Losses:

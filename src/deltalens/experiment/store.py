@@ -291,7 +291,8 @@ def plain(content: Any) -> Any:
 def table_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """The table of rows that `plain` made: null is NaN again."""
     table = pd.DataFrame(rows)
-    return table.apply(lambda column: column.astype(float) if column.isna().all() else column)
+    unknown = [name for name in table if table[name].isna().all()]
+    return table.astype(dict.fromkeys(unknown, float))
 
 
 def _scalar(value: object) -> object:
