@@ -21,8 +21,8 @@ from deltalens.experiment.store import UnitKey, by_layer
 #: How often a layer is given to a worker before its deaths are taken for the layer's fault.
 TRIES = 3
 
-#: Seconds after which a run that waits for its first worker says so.
-_PATIENCE = 30.0
+#: Seconds after which a run that waits for its first worker says so, again and again.
+_PATIENCE = 60.0
 
 #: Seconds that a shared file system may take to show here what a worker elsewhere committed.
 _DYING = 1.0
@@ -149,7 +149,7 @@ class _Crew:
             if ready:
                 return self._jobs[ready[0]]
             if all(job.layer is None for job in self._jobs.values()):
-                self._progress.note(f"waiting for Ray to start a worker with {self._share}")
+                self._progress.note(f"no worker is ready yet: each waits for {self._share}, then loads the model")
 
     def _free(self, job: _Job) -> None:
         """Give a worker its next layer, or let it go."""

@@ -95,7 +95,7 @@ class RayCluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ExecutorError(
                 f"no Ray cluster can be joined at {self._address}: {str(error).splitlines()[0]}; "
-                f"start one with: ray start --head"
+                f"start one with: ray start --head, and set RAY_AUTH_MODE=token here too if it wants a token"
             ) from None
 
     def _held(self, ray: Any) -> int:
