@@ -1,5 +1,6 @@
 """Whoever measures the units, the numbers are the same; workers may die, and what can't work is refused in one line."""
 
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import deltalens as dl
 from deltalens.experiment import executors
 from deltalens.experiment.executors.ray_cluster import Share, import_ray, require_answer, worker_share
 from deltalens.experiment.progress import Silent
+from deltalens.experiment.resume import resumed_fields
 from deltalens.experiment.spec import RunSpec
 
 SMALL: dict[str, Any] = {
@@ -162,11 +164,12 @@ def test_workers_that_keep_dying_end_the_run_in_one_line_and_it_goes_on_without_
 @needs_ray
 @pytest.mark.parametrize("first", ["local", "ray"])
 def test_what_one_executor_began_the_other_finishes(ray: Any, whole: dl.Run, tmp_path: Path, first: str) -> None:
-    second = {"local": "ray", "ray": "local"}[first]
+    by = {"local": {}, "ray": {"executor": "ray", "workers": 1}}
+    began, finishes = (by[first], by["local" if first == "ray" else "ray"])
     with pytest.raises(StoppedError):
-        dl.run("tiny-gpt2", out=tmp_path / "r", executor=first, workers=1, progress=stop_after(3), **SMALL)
+        dl.run("tiny-gpt2", out=tmp_path / "r", progress=stop_after(3), **began, **SMALL)
     progress = Watched(lambda _: None)
-    run = dl.run("tiny-gpt2", out=tmp_path / "r", executor=second, workers=1, resume=True, progress=progress, **SMALL)
+    run = dl.run("tiny-gpt2", out=tmp_path / "r", resume=True, progress=progress, **finishes, **SMALL)
     assert 0 < progress.units <= UNITS - 3
     assert written(run) == written(whole)
 
@@ -208,11 +211,12 @@ def test_ctrl_c_ends_a_ray_run_with_130_and_leaves_no_process(tmp_path: Path) ->
     assert leftovers(tmp_path) == []
 
 
+@needs_ray
 def test_another_executor_takes_less_than_fifty_lines(
     whole: dl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(executors.EXECUTORS, "local", pool_executor.PoolExecutor)
-    run = dl.run("tiny-gpt2", out=tmp_path / "r", workers=1, **SMALL)
+    monkeypatch.setitem(executors.EXECUTORS, "ray", pool_executor.PoolExecutor)
+    run = dl.run("tiny-gpt2", out=tmp_path / "r", executor="ray", workers=1, **SMALL)
     assert written(run) == written(whole)
     assert len(Path(pool_executor.__file__).read_text().splitlines()) < 50
 
@@ -222,6 +226,20 @@ def test_every_executor_can_be_named_in_a_spec_and_none_changes_the_fingerprint(
     plain = RunSpec.parse()
     other = RunSpec.parse(executor="ray", ray_address="auto", workers=3, gpus_per_worker=0.5, cpus_per_worker=2)
     assert other.canonical_json() == plain.canonical_json()
+
+
+def test_options_of_workers_without_workers_are_refused() -> None:
+    for field, value in {"ray_address": "auto", "workers": 2, "gpus_per_worker": 0, "cpus_per_worker": 2}.items():
+        with pytest.raises(dl.InputError, match=f"{field} is for workers"):
+            RunSpec.parse(**{field: value})
+
+
+def test_resuming_with_another_executor_forgets_the_workers_of_the_first(tmp_path: Path) -> None:
+    spec = RunSpec.parse(executor="ray", workers=3, tokens=64)
+    (tmp_path / "run.json").write_text(json.dumps({"spec": spec.model_dump(mode="json")}))
+    assert RunSpec.parse(**resumed_fields(tmp_path, {"executor": "local"})) == RunSpec.parse(tokens=64)
+    assert RunSpec.parse(**resumed_fields(tmp_path, {})) == spec
+    assert RunSpec.parse(**resumed_fields(tmp_path, {"executor": "ray", "workers": 2})).workers == 2
 
 
 def test_a_model_in_memory_is_refused_before_long_work() -> None:
@@ -260,7 +278,7 @@ def test_an_address_where_nothing_answers_is_refused_at_once() -> None:
     ],
 )
 def test_a_worker_gets_the_device_of_its_share(asked: dict[str, Any], on_gpu: bool, share: Share) -> None:
-    assert worker_share(RunSpec.parse(**asked), on_gpu=on_gpu) == share
+    assert worker_share(RunSpec.parse(executor="ray", **asked), on_gpu=on_gpu) == share
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ def _run(
     from deltalens.experiment.resume import resumed_fields
     from deltalens.report import summary_table
 
-    known = resumed_fields(out) if resume and out is not None else {}
-    spec = RunSpec.from_yaml(config, **fields) if config is not None else RunSpec.parse(**known | fields)
+    known = resumed_fields(out, fields) if resume and out is not None else fields
+    spec = RunSpec.from_yaml(config, **fields) if config is not None else RunSpec.parse(**known)
     progress = Silent() if quiet or as_json else Bars(Console(stderr=True))
     finished = run_spec(spec, None, None, out=out, resume=resume, progress=progress)
     report = finished.folder / "report.html"

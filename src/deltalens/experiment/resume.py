@@ -1,11 +1,12 @@
 """Whether a folder's run may be continued: same spec, same weights, same text, same versions."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from deltalens.errors import StoreError
 from deltalens.experiment.plan import Plan, measuring_versions
-from deltalens.experiment.spec import EXECUTION_FIELDS
+from deltalens.experiment.spec import EXECUTION_FIELDS, WORKER_FIELDS
 from deltalens.experiment.store import RunFolder
 
 
@@ -23,11 +24,16 @@ def check_resumable(plan: Plan) -> None:
     )
 
 
-def resumed_fields(folder: Path) -> dict[str, Any]:
-    """The fields of the run that a folder holds, so that they needn't be typed again; none where it holds none."""
+def resumed_fields(folder: Path, given: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of the run that a folder holds, so that only those ``given`` anew need be typed; none without a run.
+
+    An executor that is given anew gets none of the old one's workers.
+    """
     if not RunFolder(folder).exists():
         return {}
-    return _mapping(RunFolder(folder).read_manifest(), "spec")
+    known = _mapping(RunFolder(folder).read_manifest(), "spec")
+    dropped = WORKER_FIELDS if given.get("executor", known.get("executor")) != known.get("executor") else ()
+    return {name: value for name, value in known.items() if name not in dropped} | dict(given)
 
 
 def _differences(plan: Plan, manifest: dict[str, Any]) -> list[str]:

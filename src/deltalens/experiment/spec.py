@@ -30,10 +30,11 @@ Scope = Literal["single", "all"]
 DEFAULT_MODEL = "tiny-gpt2"
 DEFAULT_MAPS = ("diagonal", "low_rank:8", "orthogonal", "mlp:32")
 
+#: Fields that say what workers an executor gets; the local one has none.
+WORKER_FIELDS = ("ray_address", "workers", "gpus_per_worker", "cpus_per_worker")
+
 #: Fields that change how a run is executed but none of its numbers; they are no part of the fingerprint.
-EXECUTION_FIELDS = frozenset(
-    {"keep_states", "device", "executor", "ray_address", "workers", "gpus_per_worker", "cpus_per_worker"}
-)
+EXECUTION_FIELDS = frozenset({"keep_states", "device", "executor", *WORKER_FIELDS})
 
 
 class RunSpec(BaseModel):
@@ -160,6 +161,11 @@ class RunSpec(BaseModel):
     def _consistent(self) -> "RunSpec":
         if self.fit == "global" and "leave_one_out" in self.protocol:
             raise ValueError("fit 'global' has no leave_one_out: one map serves all anchors; use held_out or in_sample")
+        for field in WORKER_FIELDS:
+            if self.executor == "local" and getattr(self, field) != type(self).model_fields[field].default:
+                raise ValueError(
+                    f"{field} is for workers, but executor is 'local'; give executor 'ray' or drop {field}"
+                )
         if self.text and self.dataset:
             raise ValueError("both text and dataset were given; give one of them")
         if self.prompt is not None and self.tokens is not None:

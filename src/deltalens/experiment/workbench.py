@@ -56,6 +56,8 @@ def open_workbench(
     """
     for field in spec.swept:
         raise InputError(f"{field} has {len(spec.values(field))} values, but only a run sweeps; give one")
+    if spec.executor != "local":
+        raise InputError(f"executor is '{spec.executor}', but only a run has units for workers; leave it out")
     documents = documents or read_documents(spec)
     loaded = model or load_for(spec)
     with tempfile.TemporaryDirectory(prefix="deltalens-") as folder:
