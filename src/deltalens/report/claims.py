@@ -38,7 +38,7 @@ RULES = {
     6: "The middle third's relative update error is above, and its alignment below, both outer thirds'. "
     "Partly: one of the four comparisons fails. Needs 6 layers.",
     7: "The smallest class within 10% of the best error never shrinks and in all grows with model size. "
-    "Classes by size: diagonal, low_rank by rank, orthogonal, linear, affine, mlp. Needs 3 models.",
+    "Classes by size: diagonal, low_rank by rank, orthogonal, linear, affine, mlp. Needs models of 3 sizes.",
     8: "In the layers under the median error the linear or low_rank Spearman is at least 0.7; in the others "
     "the mlp's exceeds it while its error is lower (medians over those layers). Partly: one of the two.",
     9: "The verdicts of claims 1 to 6 on a state-space model equal a Transformer's. Partly: 4 of 6 equal.",
@@ -126,7 +126,7 @@ def class_rank(name: str) -> tuple[int, int]:
 
 
 def class_errors(runs: Sequence[RunLike]) -> dict[str, float]:
-    """Each fitted map's relative update error outside its own sample: median over layers, then over a model's runs."""
+    """Each fitted map's relative update error outside its own sample: medians over layers, then over runs of a size."""
     each = [_class_errors(run) for run in runs]
     return {name: float(np.median([e[name] for e in each if name in e])) for name in dict.fromkeys(chain(*each))}
 
@@ -142,16 +142,16 @@ def _class_errors(run: RunLike) -> dict[str, float]:
 
 def judge_classes(runs: Sequence[RunLike]) -> Judgement:
     """Claim 7."""
-    models: dict[str, list[RunLike]] = {}
+    sizes: dict[int, list[RunLike]] = {}
     for run in runs:
-        models.setdefault(str(model_facts(run).get("weight_hash") or run_name(run)), []).append(run)
-    sized = sorted(models.values(), key=lambda same: int(model_facts(same[0]).get("parameters") or 0))
+        sizes.setdefault(int(model_facts(run).get("parameters") or 0), []).append(run)
+    sized = [sizes[size] for size in sorted(sizes)]
     errors = [class_errors(same) for same in sized]
     common = set.intersection(*(set(e) for e in errors)) if errors else set()
     if len(sized) < 3 or len(common) < 2:
         return Judgement(
             "not measured",
-            f"Models: {len(sized)}, maps that all share: {len(common)}; the rule needs 3 and 2.",
+            f"Sizes of models: {len(sized)}, maps that all share: {len(common)}; the rule needs 3 and 2.",
         )
     needed = [min((m for m in common if e[m] <= 1.1 * min(e[c] for c in common)), key=class_rank) for e in errors]
     ranks = [class_rank(m) for m in needed]

@@ -58,7 +58,7 @@ def write_figures(run: RunLike, folder: str | Path) -> list[Path]:
         raise StoreError(f"{run.folder}: the run has no finished unit to draw; finish it with --resume")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        return [path for name, figure in paper_figures(run, summary) for path in _save(figure, target / name)]
+        return [path for name, figure in paper_figures(run, summary) for path in save_figure(figure, target / name)]
     except OSError as error:
         raise StoreError(f"{target}: figures can't be written ({error.strerror}); choose another folder") from error
 
@@ -92,13 +92,15 @@ def paper_style() -> Iterator[None]:
         yield
 
 
-def _figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of this size in inches, whose parts find their own places."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: "Figure", stem: Path) -> list[Path]:
+def save_figure(figure: "Figure", stem: Path) -> list[Path]:
+    """Write a figure as PDF, SVG and PNG, equal figures byte for byte; return the paths."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once, not once per format
     paths = [stem.with_suffix(f".{kind}") for kind in FORMATS]
@@ -112,7 +114,7 @@ def _save(figure: "Figure", stem: Path) -> list[Path]:
 def profile_figure(summary: pd.DataFrame, axes: Axes, measure: Measure) -> "Figure":
     """One measure against depth, protocols side by side, with intervals, null and chance."""
     count = len(axes.protocols)
-    figure = _figure(COLUMN_WIDTH if count == 1 else PAGE_WIDTH, 2.1)
+    figure = new_figure(COLUMN_WIDTH if count == 1 else PAGE_WIDTH, 2.1)
     panels = figure.subplots(1, count, sharey=True, squeeze=False)[0]
     for panel, protocol in zip(panels, axes.protocols, strict=True):
         panel.set_title(protocol.replace("_", " "))
@@ -159,7 +161,7 @@ def angle_figure(tokens: pd.DataFrame, axes: Axes) -> "Figure":
         if n in tokens
     ]
     count = len(axes.series)
-    figure = _figure(max(COLUMN_WIDTH, min(PAGE_WIDTH, 1.75 * count)), 1.9 * len(kinds))
+    figure = new_figure(max(COLUMN_WIDTH, min(PAGE_WIDTH, 1.75 * count)), 1.9 * len(kinds))
     panels = figure.subplots(len(kinds), count, squeeze=False, sharex=True, sharey=True)
     image = None
     for row, (name, title) in enumerate(kinds):
@@ -195,7 +197,7 @@ def scatter_figure(tokens: pd.DataFrame, summary: pd.DataFrame, axes: Axes) -> "
     """Relative error against KL at four depths (rows: maps), the random control in grey."""
     depths = sorted({axes.layers[i] for i in np.linspace(0, len(axes.layers) - 1, 4).round().astype(int)})
     count = len(axes.series)
-    figure = _figure(PAGE_WIDTH, 1.55 * count)
+    figure = new_figure(PAGE_WIDTH, 1.55 * count)
     panels = figure.subplots(count, len(depths), squeeze=False, sharex=True, sharey=True)
     protocol = str(tokens["protocol"].iloc[0])
     for row, (pair, label) in enumerate(zip(axes.series, axes.labels, strict=True)):

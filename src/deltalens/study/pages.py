@@ -1,5 +1,6 @@
 """What is written from a study's finished runs: tables of the claims, the comparison, the spread, the index."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -10,6 +11,7 @@ from deltalens.experiment.commit import write_file
 from deltalens.report import compare_report
 from deltalens.report.logic import number
 from deltalens.report.protocol import model_facts
+from deltalens.report.training import write_training_figures
 from deltalens.study.record import Outcome, Record
 from deltalens.study.spread import figure_spread, typical_spread, verdict_spread
 from deltalens.study.study import finished_runs
@@ -28,14 +30,19 @@ def write_pages(folder: Path, record: Record) -> Record:
         return record
     verdicts = judge([run.folder.name for run in runs], runs)
     write_verdicts(verdicts, folder)
-    sections = {}
+    sections: dict[str, str] = {}
     if len(runs) > 1:
         compare_report(runs, folder / "compare.html")
     if record.kind != "checkpoints" and len(set(groups)) < len(groups):
-        figures, said = figure_spread(groups, runs), verdict_spread(groups, verdicts)
-        write_file(folder / "spread.csv", lambda path: figures.to_csv(path, index=False))
+        spread, said = figure_spread(groups, runs), verdict_spread(groups, verdicts)
+        write_file(folder / "spread.csv", lambda path: spread.to_csv(path, index=False))
         write_file(folder / "verdicts.csv", lambda path: said.to_csv(path, index=False))
         sections["Spread"] = spread_markdown(typical_spread(groups, runs), said)
+    if record.kind == "checkpoints":
+        labels = [run.manifest["spec"]["revision"] for run in runs]
+        sections["Layers against training"] = training_markdown(
+            write_training_figures(runs, labels, folder / "figures")
+        )
     write_text(folder / "README.md", index_page(record, verdicts, sections))
     return record
 
@@ -80,6 +87,11 @@ def _outcome_row(outcome: Outcome) -> str:
     minutes = "" if outcome.seconds is None else f"{outcome.seconds / 60:.1f}"
     report = f"[report]({member.name}/report.html)" if outcome.state == "done" else cell(outcome.reason or "")
     return f"| {member.name} | {cell(model)} | {outcome.state} | {minutes} | {report} |"
+
+
+def training_markdown(paths: Sequence[Path]) -> str:
+    """The figures of depth against training, as images of the index."""
+    return "\n\n".join(f"![{path.stem}](figures/{path.name})" for path in paths if path.suffix == ".png")
 
 
 def spread_markdown(figures: Any, said: Any) -> str:

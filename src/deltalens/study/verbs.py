@@ -98,7 +98,7 @@ def repeat(
 
 
 def checkpoints(
-    model: str | Path,
+    model: str | Path | Model,
     text: TextSource | None = None,
     *,
     revisions: Sequence[str],
@@ -165,7 +165,7 @@ def repeat_series(
 
 
 def checkpoint_series(
-    model: str | Path | None, text: TextSource | None, revisions: Sequence[str], fields: dict[str, object]
+    model: str | Path | Model | None, text: TextSource | None, revisions: Sequence[str], fields: dict[str, object]
 ) -> Series:
     """The runs of `checkpoints`, before any is made; arguments as there."""
     if "revision" in fields:
