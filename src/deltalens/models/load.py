@@ -41,6 +41,9 @@ def load(
         ModelError: It can't be found, read or trusted; one line that says why.
         InputError: An unknown dtype or device.
 
+    Source:
+        The checks on load are ``chain`` and ``identity patch`` of docs/doctor.md.
+
     Example:
         >>> load("tiny-gpt2").n_layers
         6
