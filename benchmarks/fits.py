@@ -1,23 +1,18 @@
-"""Local fits per second of every map, beside a per-anchor rival on the same neighbourhoods, and whether both agree.
+"""Local fits per second of every map, beside a per-anchor rival on the same neighbourhoods, and how far both agree.
 
-Run as ``python benchmarks/fits.py``; ``--anchors`` shrinks it. Rivals are timed on a sample of anchors, stated in the
-table, with single-threaded linear algebra (which is fastest for problems this small).
+Run as ``python benchmarks/fits.py``; ``--anchors`` shrinks it. Rivals are timed on a sample of anchors, with
+single-threaded linear algebra (which is fastest for problems this small).
 """
 
 import argparse
-import json
-import platform
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rows import CLOCKS, Row, alternately, show
 from sklearn.linear_model import Ridge
-from threadpoolctl import threadpool_limits
 
 from deltalens.core.batches import batch_size, over_batches
 from deltalens.core.decompose import decompose_layer
@@ -25,26 +20,11 @@ from deltalens.core.maps import FitProblem, Table, TokenwiseMap, parse_map
 from deltalens.core.neighbors import Neighborhoods, find_neighborhoods
 from deltalens.core.products import PoolGram
 
-Result = TypeVar("Result")
 Rows = NDArray[np.float32]
 RIDGE = 1e-2
 HIDDEN = 32
 RANK = 8
-
-
-@dataclass(frozen=True)
-class Line:
-    """One map's figures; fits per second, the rival's anchors, and how far T(x) differs, relative to max|T|."""
-
-    map: str
-    ours: float
-    with_subspace: float
-    rival: str
-    rival_anchors: int
-    theirs: float
-    ratio: float
-    median_difference: float
-    largest_difference: float
+WIDTH, NEIGHBORS, POOL, ANCHORS = 576, 64, 4096, 4096
 
 
 def mean_rival(x: Rows, _: Rows, updates: Rows) -> Rows:
@@ -119,15 +99,28 @@ def mlp_rival(x: Rows, rows: Rows, updates: Rows) -> Rows:
         return (anchor + mean + scale * network((anchor - middle) @ axes.T / size)).numpy()
 
 
-RIVALS: dict[str, tuple[str, Callable[[Rows, Rows, Rows], Rows], int]] = {
-    "mean": ("numpy per anchor", mean_rival, 512),
-    "scalar": ("numpy per anchor", scalar_rival, 512),
-    "diagonal": ("numpy per anchor", diagonal_rival, 512),
-    "linear": ("scikit-learn Ridge", linear_rival, 512),
-    "affine": ("scikit-learn Ridge", affine_rival, 512),
-    f"low_rank:{RANK}": ("numpy, d x d", low_rank_rival, 16),
-    "orthogonal": ("numpy, d x d", orthogonal_rival, 8),
-    f"mlp:{HIDDEN}": ("torch loop", mlp_rival, 32),
+@dataclass(frozen=True)
+class Contest:
+    """A map's rival, how many anchors each side is timed on, the ratio asked for, and what bounds our cost."""
+
+    label: str
+    rival: Callable[[Rows, Rows, Rows], Rows]
+    sample: int
+    anchors: int
+    target: float | None
+    floor: str
+
+
+MEMORY = "reads of k rows per fit"
+CONTESTS = {
+    "mean": Contest("numpy per anchor", mean_rival, 512, ANCHORS, 5, MEMORY),
+    "scalar": Contest("numpy per anchor", scalar_rival, 512, ANCHORS, 5, "one pass over the pool"),
+    "diagonal": Contest("numpy per anchor", diagonal_rival, 512, ANCHORS, 5, MEMORY + ", twice"),
+    "linear": Contest("scikit-learn Ridge", linear_rival, 512, ANCHORS, 30, "the pool's Gram matrix, and potrf"),
+    "affine": Contest("scikit-learn Ridge", affine_rival, 256, ANCHORS, None, "products of centred rows"),
+    f"low_rank:{RANK}": Contest("numpy, d x d", low_rank_rival, 8, 1024, 20, "two k x k eigenproblems in float64"),
+    "orthogonal": Contest("numpy, d x d", orthogonal_rival, 4, 1024, 20, "one 2k x 2k eigenproblem in float64"),
+    f"mlp:{HIDDEN}": Contest("torch loop", mlp_rival, 8, 128, 10, "60 steps of three k x h x d products"),
 }
 
 
@@ -146,7 +139,7 @@ def fit_all(chosen: TokenwiseMap, x: torch.Tensor, table: Table, near: Neighborh
     """T(x) of every anchor, without subspaces and degrees of freedom."""
     out = torch.empty_like(x)
 
-    problem = chosen.prepared(FitProblem(x.unsqueeze(1), table, near.rows, RIDGE, 0))
+    problem = chosen.prepared(FitProblem.local(x, table, near.rows, RIDGE, 0))
 
     def fill(part: slice) -> None:
         out[part] = x[part] + chosen.fit(problem.part(part)).update()[:, 0]
@@ -156,90 +149,61 @@ def fit_all(chosen: TokenwiseMap, x: torch.Tensor, table: Table, near: Neighborh
     return out
 
 
-def best_time(work: Callable[[], Result], repeats: int) -> tuple[float, Result]:
-    """The least of several wall times, in seconds, and the last result."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = work()
-        times.append(time.perf_counter() - start)
-    return min(times), result
-
-
-def measure(name: str, pool: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, args: argparse.Namespace) -> Line:
+def contest(name: str, repeats: int, clock: str, anchors: int | None = None) -> Row:
     """One map against its rival."""
-    chosen, (px, py) = parse_map(name), pool
-    near = find_neighborhoods(x, px, neighbors=args.neighbors)
-    label, rival, sample = RIVALS[name]
-    sample = min(sample, len(x), args.rival_anchors)
+    entry, chosen = CONTESTS[name], parse_map(name)
+    count = min(anchors or entry.anchors, entry.anchors)
+    px, py = layer_like_states(POOL, WIDTH, 0)
+    x, _ = layer_like_states(count, WIDTH, 1)
+    near = find_neighborhoods(x, px, neighbors=NEIGHBORS)
+    inputs, updates, points, rows = px.numpy(), (py - px).numpy(), x.numpy(), near.indices.numpy()
+    sample, found, expected = min(entry.sample, count), [], []
 
-    def ours() -> torch.Tensor:
+    def ours() -> None:
         # A new table each time: its shared products and the pool's Gram matrix are part of the cost.
-        return fit_all(chosen, x, Table(px, py - px, PoolGram(px)), near)
+        found[:] = [fit_all(chosen, x, Table(px, py - px, PoolGram(px)), near)]
+
+    def theirs() -> None:
+        expected[:] = [entry.rival(points[i], inputs[rows[i]], updates[rows[i]]) for i in range(sample)]
 
     def whole() -> None:
         decompose_layer(x, x, px, py, near, chosen, ridge=RIDGE)
 
-    (seconds, found), (seconds_whole, _) = best_time(ours, args.repeats), best_time(whole, 1)
-    inputs, updates, anchors = px.numpy(), (py - px).numpy(), x.numpy()
-    rows = near.indices.numpy()
-
-    def theirs() -> list[Rows]:
-        return [rival(anchors[i], inputs[rows[i]], updates[rows[i]]) for i in range(sample)]
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        seconds_rival, rows_expected = best_time(theirs, args.repeats)
-    torch.set_num_threads(threads)
-    expected = np.stack(rows_expected)
-    gaps = np.abs(found[:sample].numpy() - expected).max(1) / np.abs(expected).max()
-    our_rate, rival_rate = len(x) / seconds, sample / seconds_rival
-    return Line(
-        map=name,
-        ours=our_rate,
-        with_subspace=len(x) / seconds_whole,
-        rival=label,
-        rival_anchors=sample,
+    seconds, rival_seconds = alternately([ours, theirs], repeats, clock, first=1)
+    (whole_seconds,) = alternately([whole], 1, clock)
+    gaps = np.abs(found[0][:sample].numpy() - np.stack(expected)).max(1) / np.abs(expected).max()
+    rate, rival_rate = count / seconds, sample / rival_seconds
+    return Row(
+        name=f"{name}, {count} local fits, d {WIDTH}, k {NEIGHBORS}",
+        ours=rate,
         theirs=rival_rate,
-        ratio=our_rate / rival_rate,
-        median_difference=float(np.median(gaps)),
-        largest_difference=float(gaps.max()),
+        unit="fits/s",
+        rival=f"{entry.label} ({sample} anchors, 1 thread)",
+        ratio=rate / rival_rate,
+        target=entry.target,
+        floor=entry.floor,
+        note=f"T(x) differs by {np.median(gaps):.0e}, {gaps.max():.0e} at most; "
+        f"with subspace and freedom {count / whole_seconds:.0f}/s",
     )
+
+
+def rows(
+    repeats: int = 3, clock: str = "wall", anchors: int | None = None, maps: str = ",".join(CONTESTS)
+) -> Iterator[Row]:
+    """A row per map."""
+    for name in maps.split(","):
+        yield contest(name, repeats, clock, anchors)
 
 
 def main() -> None:
-    """Print the table, and write it as JSON where asked."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--anchors", type=int, default=4096)
-    parser.add_argument("--pool", type=int, default=4096)
-    parser.add_argument("--width", type=int, default=576)
-    parser.add_argument("--neighbors", type=int, default=64)
-    parser.add_argument("--rival-anchors", type=int, default=512, help="the most anchors that a rival is timed on")
-    parser.add_argument("--maps", default=",".join(RIVALS))
+    parser.add_argument("--anchors", type=int)
+    parser.add_argument("--maps", default=",".join(CONTESTS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for a machine with other work")
     args = parser.parse_args()
-    print(
-        f"{args.anchors} anchors, pool {args.pool}, d = {args.width}, k = {args.neighbors}, float32, ridge {RIDGE}; "
-        f"{torch.get_num_threads()} threads, rivals 1; torch {torch.__version__} on {platform.machine()}"
-    )
-    print(
-        f"{'map':12} {'fits/s':>9} {'with V, dof':>11}  {'rival':20} {'anchors':>7} {'fits/s':>9} {'ratio':>7} "
-        "median, max diff"
-    )
-    pool, (x, _) = layer_like_states(args.pool, args.width, 0), layer_like_states(args.anchors, args.width, 1)
-    lines = []
-    for name in args.maps.split(","):
-        line = measure(name, pool, x, args)
-        lines.append(line)
-        print(
-            f"{line.map:12} {line.ours:9.0f} {line.with_subspace:11.0f}  {line.rival:20} {line.rival_anchors:7d} "
-            f"{line.theirs:9.1f} {line.ratio:7.1f} {line.median_difference:.1e} {line.largest_difference:.1e}",
-            flush=True,
-        )
-    if args.json:
-        args.json.write_text(json.dumps([asdict(line) for line in lines], indent=2) + "\n", encoding="utf-8")
+    show(rows(args.repeats, args.clock, args.anchors, args.maps))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 Result = TypeVar("Result")
 
-CPU_BLOCK_BYTES = 2**23
+CPU_BLOCK_BYTES = 2**22
 """A batch's gathered rows on a CPU: small enough to stay in cache and in the allocator's reusable heap."""
 
 ACCELERATOR_BLOCK_BYTES = 2**28

@@ -281,7 +281,7 @@ def _fit_locally(
     freedom = anchors.new_empty(n)
 
     sample = (probed_anchors(n, seed) if probed is None else probed).to(anchors.device)
-    problem = map.prepared(FitProblem(anchors.unsqueeze(1), table, neighborhoods.rows, ridge, seed, probes, sample))
+    problem = map.prepared(FitProblem.local(anchors, table, neighborhoods.rows, ridge, seed, probes, sample))
 
     def fill(part: slice) -> None:
         fitted = map.fit(problem.part(part))

@@ -241,8 +241,8 @@ class _Points:
     def squared(self, anchor_rows: Tensor, candidate_rows: Tensor) -> Tensor:
         """Squared distances (b, c) of chosen anchors (b,) to their chosen candidates (b, c), by differences."""
         chosen = self.candidates.index_select(0, candidate_rows.reshape(-1)).double()
-        difference = chosen.view(*candidate_rows.shape, -1) - self.anchors[anchor_rows].double().unsqueeze(1)
-        squares = (difference * difference).sum(-1)
+        difference = chosen.view(*candidate_rows.shape, -1).sub_(self.anchors[anchor_rows].double().unsqueeze(1))
+        squares: Tensor = torch.linalg.vecdot(difference, difference)
         if not self.cosine:
             return squares
         # A zero vector has no direction: 1 - cos is taken as 1 from everything.
@@ -276,11 +276,12 @@ def _nearest(points: _Points, neighbors: int, forbidden: _Pairs) -> tuple[Tensor
 
 def _candidates(points: _Points, kept: int, forbidden: _Pairs) -> tuple[Tensor, Tensor]:
     """The ``kept`` apparently nearest candidates, and a bound under the true distances of all others."""
-    centre = points.candidates.double().mean(0)
-    anchors = (points.anchors - centre).to(points.anchors.dtype)
-    pool = (points.candidates - centre).to(points.candidates.dtype)
-    scale = torch.maximum(pool.abs().max(), anchors.abs().max()).clamp_min(torch.finfo(pool.dtype).tiny)
-    anchors, pool = anchors / scale, pool / scale
+    # Any centre will do, as long as each difference is rounded once.
+    centre = points.candidates.mean(0)
+    anchors, pool = points.anchors - centre, points.candidates - centre
+    lowest, highest = torch.aminmax(pool)
+    scale = torch.stack([-lowest, highest, anchors.abs().max()]).max().clamp_min(torch.finfo(pool.dtype).tiny)
+    anchors, pool = anchors.div_(scale), pool.div_(scale)
     pool_square = torch.linalg.vecdot(pool, pool)
     anchor_square = torch.linalg.vecdot(anchors, anchors)
     reach = (anchor_square.sqrt() + pool_square.max().sqrt()) ** 2

@@ -17,6 +17,12 @@ LARGEST_GRAM = 2**28
 GRAM_BLOCK = 256
 """Rows of the Gram matrix that one worker makes at a time."""
 
+GATHERED_ROWS = 16
+"""Rows of a neighbourhood whose part of a triangle is gathered at a time."""
+
+DOT_BLOCK_BYTES = 2**20
+"""Rows in float64 that one worker multiplies at a time: few enough to stay in cache."""
+
 with warnings.catch_warnings():
     # Torch says once per process that sparse tensors are in beta; no user of a fit can do anything about it.
     warnings.simplefilter("ignore")
@@ -61,13 +67,31 @@ class PoolGram:
         """Make the matrix now, with all workers, rather than in the first worker that asks for it."""
         _ = self._lower
 
-    def of(self, rows: Int[Tensor, "b k"], unit: float) -> Float[Tensor, "b k k"]:
-        """Each neighbourhood's ``XXᵀ``, of rows divided by a power of two."""
-        # Entries are numbered well below 2³¹, and half as wide an index is read in less time.
-        one, other = rows.int().unsqueeze(2), rows.int().unsqueeze(1)
-        flat = torch.maximum(one, other) * self.inputs.shape[0] + torch.minimum(one, other)
-        gram = self._lower.view(-1).index_select(0, flat.view(-1)).view(flat.shape)
-        return gram if unit == self._unit else gram * (self._unit / unit) ** 2
+    def lower(self, rows: Int[Tensor, "b k"], unit: float) -> Float[Tensor, "b k k"]:
+        """The lower triangle of each neighbourhood's ``XXᵀ``, of rows divided by a power of two; the rest is unset.
+
+        Rows ascend, so that the triangle of a neighbourhood lies in that of the pool.
+        """
+        b, k = rows.shape
+        entries, columns = self._lower.view(-1), rows.long()
+        starts = columns * self.inputs.shape[0]
+        gram = entries.new_empty(b, k, k)
+        for start in range(0, k, GATHERED_ROWS):
+            stop = min(start + GATHERED_ROWS, k)
+            flat = starts[:, start:stop].unsqueeze(2) + columns[:, :stop].unsqueeze(1)
+            gram[:, start:stop, :stop] = entries.index_select(0, flat.view(-1)).view(flat.shape)
+        return gram if unit == self._unit else gram.mul_((self._unit / unit) ** 2)
+
+
+def row_products(one: Float[Tensor, "rows d"], other: Float[Tensor, "rows d"]) -> Float[Tensor, " rows"]:
+    """``one_i · other_i`` in float64, without a float64 copy of the tables."""
+    products = torch.empty(one.shape[0], dtype=torch.float64, device=one.device)
+
+    def fill(part: slice) -> None:
+        torch.linalg.vecdot(one[part].double(), other[part].double(), out=products[part])
+
+    over_batches(fill, one.shape[0], max(1, DOT_BLOCK_BYTES // (8 * one.shape[1])), one.device)
+    return products
 
 
 def rows_times_points(
@@ -77,7 +101,7 @@ def rows_times_points(
     b, k = rows.shape
     if table.device.type != "cpu":
         return (table[rows] @ points.unsqueeze(2)).squeeze(2)
-    starts = torch.arange(b + 1) * k
+    starts = torch.arange(b + 1, dtype=rows.dtype) * k
     zeros = table.new_zeros(b * k)
     pattern = torch.sparse_csr_tensor(starts, rows.reshape(-1), zeros, (b, table.shape[0]), check_invariants=False)
     products: Tensor = torch.sparse.sampled_addmm(pattern, points, table.T, beta=0.0).values()

@@ -21,6 +21,14 @@ class Diagonal(TokenwiseMap):
     fitted: ClassVar[bool] = True
     update_rank: ClassVar[None] = None
 
+    def prepared(self, problem: FitProblem) -> FitProblem:
+        """With every fit's ``Σ_j x_j ⊙ δ_j``, and the squares that all draw from."""
+        _ = problem.table.products, problem.table.squares
+        problem = problem.sharing(energy=problem.energy)
+        return problem.sharing(
+            sums=problem.for_all(lambda part: problem.part(part).sums(problem.table.products), problem.row_bytes)
+        )
+
     def fit(self, problem: FitProblem) -> "DiagonalFit":
         """Fit in closed form."""
         return DiagonalFit(problem)
@@ -42,9 +50,13 @@ class DiagonalFit:
     @cached_property
     def _excess(self) -> Float[Tensor, "b d"]:
         # a - 1 = Σ x_jc δ_jc / (Σ x_jc² + λ_d), at least -1.
-        products = self.problem.sums(self.problem.table.products)
-        squares = self.problem.sums(self.problem.table.squares)
-        return (products / (squares + self._strength)).clamp_min(-1)
+        shared = self.problem.shared.sums
+        products = self.problem.sums(self.problem.table.products) if shared is None else shared
+        return (products / (self._squares + self._strength)).clamp_min(-1)
+
+    @cached_property
+    def _squares(self) -> Float[Tensor, "b d"]:
+        return self.problem.sums(self.problem.table.squares)
 
     def update(self) -> Float[Tensor, "b a d"]:
         """``(a - 1) ⊙ x`` at the anchors."""
@@ -56,8 +68,7 @@ class DiagonalFit:
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """``(1/d) Σ_c [a_c > 0] Σ_j x_jc² / (Σ_j x_jc² + λ_d)``."""
-        squares = self.problem.sums(self.problem.table.squares)
-        shares = squares / (squares + self._strength) * (self._excess > -1)
+        shares = self._squares / (self._squares + self._strength) * (self._excess > -1)
         return shares.mean(1)
 
     def parameters(self) -> Factors:

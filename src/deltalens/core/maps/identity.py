@@ -20,6 +20,10 @@ class Identity(TokenwiseMap):
     fitted: ClassVar[bool] = False
     update_rank: ClassVar[int] = 0
 
+    def prepared(self, problem: FitProblem) -> FitProblem:
+        """Nothing is shared."""
+        return problem
+
     def fit(self, problem: FitProblem) -> "IdentityFit":
         """Nothing to fit."""
         return IdentityFit(problem)

@@ -34,7 +34,7 @@ class Orthogonal(TokenwiseMap):
 
 @dataclass(frozen=True)
 class OrthogonalFit:
-    """A batch of rotations, in coordinates of a basis E (b, d, q) of span(X, Y); E is None for all coordinates."""
+    """A batch of rotations, in coordinates of a basis of span(X, Y), or in all coordinates where those are fewer."""
 
     problem: FitProblem
     scaled: bool
@@ -45,14 +45,6 @@ class OrthogonalFit:
         if 2 * problem.count >= problem.width:
             return None
         return span_of(torch.cat([problem.inputs, problem.updates], 1).double(), problem.dtype)
-
-    @property
-    def _basis(self) -> Float[Tensor, "b d q"] | None:
-        return None if self._span is None else self._span.basis
-
-    def _inside(self, points: Tensor) -> Tensor:
-        wide = points.double()
-        return wide if self._basis is None else wide @ self._basis
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:
@@ -87,9 +79,10 @@ class OrthogonalFit:
         return torch.where(self._some, nuclear / denominator, 1.0)
 
     def _moved(self, points: Float[Tensor, "b a d"]) -> Float[Tensor, "b a d"]:
-        inside = self._inside(points)
-        turned = inside @ self._polar.factor.mT - inside
-        moved = turned if self._basis is None else turned @ self._basis.mT
+        wide = points.double()
+        inside = wide if self._span is None else self._span.inside(wide)
+        turned = self._polar.turned(inside) - inside
+        moved = turned if self._span is None else self._span.outside(turned)
         scale = self._scale.view(-1, 1, 1)
         return (scale * moved + (scale - 1) * points).to(self.problem.dtype)
 
@@ -99,11 +92,12 @@ class OrthogonalFit:
 
     def subspace(self, size: int) -> Subspace:
         """Dominant directions of ``s Q x_j - x_j``."""
-        if self._basis is None or self.scaled:
+        if self._span is None or self.scaled:
             return dominant_subspace(self._moved(self.problem.inputs), size)
         inputs = self._rows[0]
-        inside = dominant_subspace((inputs @ self._polar.factor.mT - inputs).to(self.problem.dtype), size)
-        return Subspace(self._basis.to(self.problem.dtype) @ inside.basis, inside.rank, inside.sigma)
+        inside = dominant_subspace((self._polar.turned(inputs) - inputs).to(self.problem.dtype), size)
+        basis = self._span.outside(inside.basis.double().mT).mT
+        return Subspace(basis.to(self.problem.dtype), inside.rank, inside.sigma)
 
     def degrees_of_freedom(self) -> Float[Tensor, " b"]:
         """The exact divergence: ``(1/d) Σ_b w_b Σ_{a≠b} 1 / (σ_a + σ_b)``, ``w_b = Σ_j (v_b·x_j)²``.
@@ -129,10 +123,32 @@ class OrthogonalFit:
 
 @dataclass(frozen=True)
 class Span:
-    """Orthonormal columns whose span holds every row, and the rows' coordinates in them."""
+    """The span of rows R (b, s, d): orthonormal columns E (d, s) and the rows' coordinates C in them, ``R = C Eᵀ``.
 
-    basis: Float[Tensor, "b d s"]
+    Where the rows are independent enough, C is the Cholesky factor of ``R Rᵀ`` and E is never formed; where they
+    aren't, ``exact`` marks the fit and ``columns`` holds E itself.
+    """
+
+    rows: Float[Tensor, "b s d"]
     coordinates: Float[Tensor, "b s s"]
+    exact: Bool[Tensor, " b"]
+    columns: Float[Tensor, "c d s"]
+
+    def inside(self, points: Float[Tensor, "b a d"]) -> Float[Tensor, "b a s"]:
+        """``p E``."""
+        products = points @ self.rows.mT
+        found: Tensor = torch.linalg.solve_triangular(self.coordinates, products.mT, upper=False).mT
+        if self.columns.shape[0]:
+            found[self.exact] = points[self.exact] @ self.columns
+        return found
+
+    def outside(self, points: Float[Tensor, "b a s"]) -> Float[Tensor, "b a d"]:
+        """``q Eᵀ``."""
+        weights: Tensor = torch.linalg.solve_triangular(self.coordinates.mT, points.mT, upper=True).mT
+        found = weights @ self.rows
+        if self.columns.shape[0]:
+            found[self.exact] = points[self.exact] @ self.columns.mT
+        return found
 
 
 def span_of(rows: Float[Tensor, "b s d"], dtype: torch.dtype) -> Span:
@@ -145,8 +161,9 @@ def span_of(rows: Float[Tensor, "b s d"], dtype: torch.dtype) -> Span:
     diagonal = factor.diagonal(dim1=-2, dim2=-1)
     loss = torch.finfo(torch.float64).eps * (diagonal.amax(1) / diagonal.amin(1)).square() * rows.shape[1]
     poor = (failed > 0) | ~(loss <= torch.finfo(dtype).eps)
-    basis: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False).mT
-    if bool(poor.any()):
-        exact, triangle = torch.linalg.qr(rows[poor].mT)
-        basis[poor], factor[poor] = exact, triangle.mT
-    return Span(basis, factor)
+    if not bool(poor.any()):
+        return Span(rows, factor, poor, rows.new_empty(0, rows.shape[2], rows.shape[1]))
+    exact, triangle = torch.linalg.qr(rows[poor].mT)
+    coordinates = factor.clone()
+    coordinates[poor] = triangle.mT
+    return Span(rows, coordinates, poor, exact)

@@ -9,11 +9,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Polar:
-    """``A = U diag(σ) Vᵀ``: the orthogonal factor ``U Vᵀ``, σ and V."""
+    """``A = U diag(σ) Vᵀ``: σ, V and the factor ``Q = U Vᵀ``, held as ``left · V diag(1 / divisor) Vᵀ``."""
 
-    factor: Float[Tensor, "b q q"]
+    left: Float[Tensor, "b q q"]
+    divisor: Float[Tensor, "b q"]
     sigma: Float[Tensor, "b q"]
     right: Float[Tensor, "b q q"]
+
+    def turned(self, points: Float[Tensor, "b a q"]) -> Float[Tensor, "b a q"]:
+        """``Q p`` of each point, by products with few points rather than of whole matrices."""
+        scaled = (points @ self.right) / self.divisor.unsqueeze(1)
+        return (scaled @ self.right.mT) @ self.left.mT
 
 
 def polar(matrix: Float[Tensor, "b q q"], dtype: torch.dtype) -> Polar:
@@ -27,14 +33,14 @@ def polar(matrix: Float[Tensor, "b q q"], dtype: torch.dtype) -> Polar:
     squared, right = torch.linalg.eigh(matrix.mT @ matrix)
     sigma = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
     loss = torch.finfo(torch.float64).eps * (sigma[:, -1] / sigma[:, 0]).square() * matrix.shape[1] ** 0.5
-    factor = ((matrix @ right) / sigma.unsqueeze(1)) @ right.mT
     poor = ~(loss <= torch.finfo(dtype).eps)
-    if bool(poor.any()):
-        exact = _by_singular_vectors(matrix[poor])
-        factor[poor], sigma[poor], right[poor] = exact.factor, exact.sigma, exact.right
-    return Polar(factor, sigma, right)
+    if not bool(poor.any()):
+        return Polar(matrix, sigma, sigma, right)
+    left, divisor, exact = matrix.clone(), sigma.clone(), _by_singular_vectors(matrix[poor])
+    left[poor], divisor[poor], sigma[poor], right[poor] = exact.left, exact.divisor, exact.sigma, exact.right
+    return Polar(left, divisor, sigma, right)
 
 
 def _by_singular_vectors(matrix: Tensor) -> Polar:
     left, values, transposed = torch.linalg.svd(matrix)
-    return Polar(left @ transposed, values, transposed.mT)
+    return Polar(left @ transposed, torch.ones_like(values), values, transposed.mT)

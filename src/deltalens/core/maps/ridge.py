@@ -34,7 +34,7 @@ def gram_dtype(problem: FitProblem) -> torch.dtype:
 
 @dataclass(frozen=True)
 class RidgeFit:
-    """``B = Dᵀ (XXᵀ + λI)⁻¹ X``, held as a Cholesky factor of the smaller of ``XXᵀ + λI`` and ``XᵀX + λI``."""
+    """``B = Dᵀ (XXᵀ + λI)⁻¹ X``, held as a Cholesky factor UᵀU of the smaller of ``XXᵀ + λI`` and ``XᵀX + λI``."""
 
     problem: FitProblem
 
@@ -50,7 +50,8 @@ class RidgeFit:
     def _factor(self) -> Tensor:
         gram = self._gram()
         gram.diagonal(dim1=-2, dim2=-1).add_(scaled_strength(self.problem).to(gram.dtype).unsqueeze(1))
-        factor, failed = torch.linalg.cholesky_ex(gram)
+        # A lower triangle by rows is an upper one by columns, which the factorisation takes as it lies.
+        factor, failed = torch.linalg.cholesky_ex(gram.mT, upper=True)
         return factor if not bool(failed.any()) else _shifted_cholesky(gram, factor, failed)
 
     @property
@@ -65,22 +66,33 @@ class RidgeFit:
     @cached_property
     def _coefficients(self) -> Float[Tensor, "b d d"]:
         # The primal form's Bᵀ = (XᵀX + λI)⁻¹ XᵀD.
-        return torch.cholesky_solve(self._rows.mT @ self.problem.updates.to(self._rows.dtype), self._factor)
+        cross = self._rows.mT @ self.problem.updates.to(self._rows.dtype)
+        return torch.cholesky_solve(cross, self._factor, upper=True)
 
     def update(self) -> Float[Tensor, "b a d"]:
         """``B x`` at the anchors."""
         anchors = self.problem.anchors
         if not self._dual:
             return (anchors.to(self._rows.dtype) @ self._coefficients).to(anchors.dtype)
+        return self.problem.weighted_updates(self._weights.to(anchors.dtype))
+
+    def solved(self, products: Float[Tensor, "b k a"]) -> Float[Tensor, "b k a"]:
+        """``(XXᵀ + λI)⁻¹`` times right-hand sides, in the dual form."""
+        found: Tensor = torch.cholesky_solve(products, self._factor, upper=True)
+        return found
+
+    @property
+    def _weights(self) -> Float[Tensor, "b k a"]:
+        shared, anchors = self.problem.shared.weights, self.problem.anchors
+        if shared is not None:
+            return shared.unsqueeze(2)
         if self._in_state_dtype:
-            products = self.problem.anchor_products()
-        else:
-            products = self._rows @ anchors.to(self._rows.dtype).mT
-        return self.problem.weighted_updates(torch.cholesky_solve(products, self._factor).to(anchors.dtype))
+            return self.solved(self.problem.anchor_products())
+        return self.solved(self._rows @ anchors.to(self._rows.dtype).mT)
 
     @cached_property
     def _inverse(self) -> Tensor:
-        return torch.cholesky_inverse(self._factor)
+        return torch.cholesky_inverse(self._factor, upper=True)
 
     def fitted_updates(self) -> Float[Tensor, "b k d"]:
         """``B x_j`` at the rows, ``H D`` with ``H = I - λ (XXᵀ + λI)⁻¹``."""
@@ -150,7 +162,7 @@ def _shifted_cholesky(gram: Tensor, factor: Tensor, failed: Tensor) -> Tensor:
     shift = stubborn.diagonal(dim1=-2, dim2=-1).sum(-1) * torch.finfo(gram.dtype).eps
     for _ in range(MOST_SHIFTS):
         stubborn.diagonal(dim1=-2, dim2=-1).add_(shift.unsqueeze(1))
-        again, still = torch.linalg.cholesky_ex(stubborn)
+        again, still = torch.linalg.cholesky_ex(stubborn.mT, upper=True)
         if not bool(still.any()):
             factor[bad] = again
             return factor

@@ -21,6 +21,11 @@ class Scalar(TokenwiseMap):
     fitted: ClassVar[bool] = True
     update_rank: ClassVar[None] = None
 
+    def prepared(self, problem: FitProblem) -> FitProblem:
+        """With the products that all fits draw from."""
+        _ = problem.table.alignment
+        return problem.sharing(energy=problem.energy)
+
     def fit(self, problem: FitProblem) -> "ScalarFit":
         """Fit in closed form."""
         return ScalarFit(problem)
