@@ -12,6 +12,7 @@ from transformers import GPT2LMHeadModel
 
 import deltalens as dl
 from deltalens.report.training import depth_by_training
+from deltalens.study.contrasts import control_contrast, protocol_contrast
 from deltalens.study.spread import figure_spread, typical_spread, verdict_spread
 from deltalens.study.verdicts import judge
 
@@ -73,6 +74,25 @@ def test_the_typical_figure_is_the_judged_protocols_median_layer() -> None:
     table = typical_spread(["a", "a"], [own, run_of(summary_rows("held_out", 3, spearman=[0.2, 0.3, 0.4]))])
     row = table[table["measure"] == "spearman"].iloc[0]
     assert [row["runs"], row["min"], row["max"]] == [2, 0.3, 0.5]
+
+
+def test_protocols_are_contrasted_on_the_maps_that_are_best_outside_the_sample() -> None:
+    good = {"relative_update_error": [0.2, 0.2, 0.9]}
+    run = run_of(
+        summary_rows("held_out", 3, map="linear", cos_full_tokenwise=0.8, cos_full_tokenwise_null=0.1, **good),
+        summary_rows("held_out", 3, map="diagonal", cos_full_tokenwise=0.1, relative_update_error=0.5),
+        summary_rows("in_sample", 3, map="linear", cos_full_tokenwise=[0.9, 0.95, 0.0], **good),
+        summary_rows("in_sample", 3, map="diagonal", cos_full_tokenwise=[0.0, 0.0, 0.99], relative_update_error=0.01),
+    )
+    row = protocol_contrast(["x"], [run]).set_index("figure").loc["alignment"]
+    assert (row["held out"], row["held out, null"], row["in sample"]) == (0.8, 0.1, 0.95)
+
+
+def test_controls_are_counted_by_their_intervals() -> None:
+    columns = around("spearman_minus_random", [0.1, 0.005, -0.2, np.nan]) | around("kl_ratio_shuffled", 1.2)
+    row = control_contrast(["x"], [run_of(summary_rows("held_out", 4, **columns))]).iloc[0]
+    assert (row["layers above random"], row["layers above 1"]) == ("1 of 4", "4 of 4")
+    assert control_contrast(["x"], [run_of(summary_rows("in_sample", 4))]).empty
 
 
 def test_verdicts_over_seeds_are_counted() -> None:

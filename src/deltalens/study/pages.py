@@ -10,12 +10,15 @@ from deltalens.api import Run
 from deltalens.experiment.commit import write_file
 from deltalens.report import compare_report
 from deltalens.report.logic import number
+from deltalens.report.points import at_point
 from deltalens.report.protocol import model_facts
 from deltalens.report.training import write_training_figures
+from deltalens.study.contrasts import contrast_markdown
+from deltalens.study.markdown import markdown_table
 from deltalens.study.record import Outcome, Record
 from deltalens.study.spread import figure_spread, typical_spread, verdict_spread
 from deltalens.study.study import finished_runs
-from deltalens.study.verdicts import FILES, Verdicts, cell, judge, mark, matrix_markdown, write_text, write_verdicts
+from deltalens.study.verdicts import FILES, Verdicts, judge, mark, matrix_markdown, write_text, write_verdicts
 
 
 def write_pages(folder: Path, record: Record) -> Record:
@@ -23,14 +26,15 @@ def write_pages(folder: Path, record: Record) -> Record:
 
     Nothing but the index is written where no run is finished.
     """
-    groups, runs = finished_runs(folder, record)
-    record = replace(record, warnings=tuple(equal_weights(runs)))
+    groups, finished = finished_runs(folder, record)
+    record = replace(record, warnings=tuple(equal_weights(finished)))
+    runs = [at_point(run) for run in finished]  # a run that sweeps is shown at its first point
     if not runs:
         write_text(folder / "README.md", index_page(record, None, {}))
         return record
     verdicts = judge([run.folder.name for run in runs], runs)
     write_verdicts(verdicts, folder)
-    sections: dict[str, str] = {}
+    sections = contrast_markdown([run.folder.name for run in runs], runs)
     if len(runs) > 1:
         compare_report(runs, folder / "compare.html")
     if record.kind != "checkpoints" and len(set(groups)) < len(groups):
@@ -47,7 +51,7 @@ def write_pages(folder: Path, record: Record) -> Record:
     return record
 
 
-def equal_weights(runs: tuple[Run, ...]) -> list[str]:
+def equal_weights(runs: Sequence[Run]) -> list[str]:
     """A sentence for each pair of runs that name different models or revisions with equal weights."""
     facts = [model_facts(run) | {"asked": (run.manifest.get("spec") or {}).get("revision")} for run in runs]
     return [
@@ -68,10 +72,10 @@ def index_page(record: Record, verdicts: Verdicts | None, sections: dict[str, st
     lines += [f"> Warning: {warning}." for warning in record.warnings]
     if record.warnings:
         lines.append("")
-    lines += ["| run | model | state | minutes | report |", "|---|---|---|---|---|"]
-    lines += [_outcome_row(outcome) for outcome in record.outcomes]
+    rows = [_outcome_row(outcome) for outcome in record.outcomes]
+    lines.append(markdown_table(["run", "model", "state", "minutes", "report"], rows))
     if verdicts is not None:
-        lines += ["", "## Verdicts", "", matrix_markdown(verdicts)]
+        lines += ["## Verdicts", "", matrix_markdown(verdicts)]
         links = ", ".join(f"[{claim}](claims/{stem}.md)" for claim, stem in FILES.items())
         lines += [f"Evidence, claim by claim: {links}."]
         if len(verdicts.names) > 1:
@@ -81,12 +85,12 @@ def index_page(record: Record, verdicts: Verdicts | None, sections: dict[str, st
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _outcome_row(outcome: Outcome) -> str:
+def _outcome_row(outcome: Outcome) -> list[str]:
     member = outcome.member
     model = member.spec.model + (f" @ {member.spec.revision}" if member.spec.revision else "")
     minutes = "" if outcome.seconds is None else f"{outcome.seconds / 60:.1f}"
-    report = f"[report]({member.name}/report.html)" if outcome.state == "done" else cell(outcome.reason or "")
-    return f"| {member.name} | {cell(model)} | {outcome.state} | {minutes} | {report} |"
+    report = f"[report]({member.name}/report.html)" if outcome.state == "done" else (outcome.reason or "")
+    return [member.name, model, outcome.state, minutes, report]
 
 
 def training_markdown(paths: Sequence[Path]) -> str:
@@ -97,15 +101,13 @@ def training_markdown(paths: Sequence[Path]) -> str:
 def spread_markdown(figures: Any, said: Any) -> str:
     """The spread over seeds: how often each verdict came, and the key figures of each map's median layer."""
     kinds = ("supported", "partly", "not supported", "not measured")
-    lines = [f"| model | claim | {' | '.join(mark(kind) for kind in kinds)} |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {row['group']} | {row['claim']} | {' | '.join(str(row[kind] or '') for kind in kinds)} |"
-        for row in said.to_dict("records")
+    counts = [
+        [row["group"], str(row["claim"]), *(str(row[kind] or "") for kind in kinds)] for row in said.to_dict("records")
     ]
-    lines += ["", "| model | map | figure, median layer | smallest | median | largest |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {row['group']} | {row['map']} | {row['measure']} | {number(row['min'])} | {number(row['median'])} | "
-        f"{number(row['max'])} |"
+    ends = [
+        [row["group"], row["map"], row["measure"], *(number(row[end]) for end in ("min", "median", "max"))]
         for row in figures.to_dict("records")
     ]
-    return "\n".join(lines) + "\n\nLayer by layer: [spread.csv](spread.csv), [verdicts.csv](verdicts.csv).\n"
+    first = markdown_table(["model", "claim", *map(mark, kinds)], counts)
+    second = markdown_table(["model", "map", "figure, median layer", "smallest", "median", "largest"], ends)
+    return f"{first}\n{second}\nLayer by layer: [spread.csv](spread.csv), [verdicts.csv](verdicts.csv).\n"

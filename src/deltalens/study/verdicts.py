@@ -12,6 +12,7 @@ from deltalens.report import Claim, claims_for
 from deltalens.report.claims import SHARED_RULE, TITLES
 from deltalens.report.protocol import RunLike
 from deltalens.report.tables import MARKS
+from deltalens.study.markdown import markdown_table
 
 #: Claims that only several models together can answer.
 JOINT = (7, 9)
@@ -87,36 +88,27 @@ def write_verdicts(verdicts: Verdicts, folder: Path) -> None:
 
 def claim_page(verdicts: Verdicts, number: int) -> str:
     """One claim as Markdown: its rule, and a row per run with verdict and evidence."""
-    lines = [
-        f"# Claim {number}: {TITLES[number]}", "", f"Rule: {verdicts.together[number - 1].rule} {SHARED_RULE}", "",
-        "| run | verdict | evidence |", "|---|---|---|",
-    ]  # fmt: skip
-    for name, claim in verdicts.rows(number):
-        joint_only = name == TOGETHER and number not in JOINT
-        evidence = "from the rows above" if joint_only else claim.evidence
-        lines.append(f"| {cell(name)} | {mark(claim.verdict)} | {cell(evidence)} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        (name, mark(claim.verdict), claim.evidence if name != TOGETHER or number in JOINT else "from the rows above")
+        for name, claim in verdicts.rows(number)
+    ]
+    title, rule = f"# Claim {number}: {TITLES[number]}", f"Rule: {verdicts.together[number - 1].rule} {SHARED_RULE}"
+    return f"{title}\n\n{rule}\n\n{markdown_table(['run', 'verdict', 'evidence'], rows)}"
 
 
 def matrix_markdown(verdicts: Verdicts) -> str:
     """The matrix of verdicts as a Markdown table."""
     matrix = verdicts.matrix()
-    head = ["claim", *map(str, matrix.columns)]
-    lines = [f"| {' | '.join(map(cell, head))} |", f"|{'---|' * len(head)}"]
-    for number, row in matrix.iterrows():
-        marks = [mark(str(value)) if value else "" for value in row]
-        lines.append(f"| {number}. {cell(TITLES[int(str(number))])} | {' | '.join(marks)} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [f"{number}. {TITLES[number]}", *(mark(str(value)) if value else "" for value in matrix.loc[number])]
+        for number in TITLES
+    ]
+    return markdown_table(["claim", *map(str, matrix.columns)], rows)
 
 
 def mark(verdict: str) -> str:
     """A verdict with its sign."""
     return f"{MARKS[verdict]} {verdict}"
-
-
-def cell(text: str) -> str:
-    """Text for a cell of a Markdown table."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")
 
 
 def write_text(path: Path, text: str) -> None:
