@@ -1,6 +1,8 @@
 """A study runs what it can, says why the rest failed, survives a kill, and writes one table per claim."""
 
+import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import yaml
 import deltalens as dl
 from deltalens import cli
 from deltalens.report.claims import TITLES
+from deltalens.study.series import is_finished
 
 TINY: dict[str, Any] = {
     "maps": "diagonal", "layers": "2", "tokens": 128, "pool_tokens": 256, "window": 64, "neighbors": 16,
@@ -112,6 +115,16 @@ def test_resuming_keeps_finished_runs_and_tries_failed_ones_again(
     assert tried == ["nowhere/none"]
     assert again.failures[0].reason == "still not there"
     assert [run.folder.name for run in again.runs] == ["tiny-gpt2", "tiny-mamba"]
+
+
+@pytest.mark.parametrize("name", ["report.html", "tokens.parquet", "summary.parquet", "run.json"])
+def test_a_run_that_lost_a_file_is_not_finished(study: dl.Study, tmp_path: Path, name: str) -> None:
+    member = study.outcomes[0].member
+    copy = Path(shutil.copytree(study.runs[0].folder, tmp_path / "copy"))
+    assert is_finished(member, copy)
+    assert not is_finished(dataclasses.replace(member, spec=member.spec.model_copy(update={"seed": 9})), copy)
+    (copy / name).unlink()
+    assert not is_finished(member, copy)
 
 
 @pytest.mark.parametrize(

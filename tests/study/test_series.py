@@ -1,5 +1,7 @@
 """One model over seeds and over training revisions: names, spread, warnings, figures."""
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from memory import around, run_of, summary_rows
 from transformers import GPT2LMHeadModel
 
 import deltalens as dl
+from deltalens import cli
 from deltalens.report.training import depth_by_training
 from deltalens.study.contrasts import control_contrast, protocol_contrast
 from deltalens.study.spread import figure_spread, typical_spread, verdict_spread
@@ -159,6 +162,68 @@ def test_a_model_in_memory_has_one_revision() -> None:
         dl.checkpoints(dl.load("tiny-gpt2"), revisions=["a"])
     with pytest.raises(dl.InputError, match="give revisions alone"):
         dl.checkpoints("tiny-gpt2", revisions=["a"], revision="b")
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["deltalens", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(caught.value.code or 0), out, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["repeat"], "give --seeds 0,1,2"),
+        (["repeat", "--seeds", "0,1", "--seed", "2"], "both seed and seeds"),
+        (["repeat", "--seeds", "0,x"], "whole numbers"),
+        (["repeat", "--seeds", "0", "--ridge", "0"], "ridge"),
+        (["checkpoints", "a/b"], "give --revisions step0,step1000"),
+        (["checkpoints", "a/b", "--revisions", "x,x"], "twice"),
+        (["checkpoints", "a/b", "--revisions", "x", "--resume"], "--out"),
+    ],
+)
+def test_commands_refuse_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, *arguments, "--quiet")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_series_is_resumed_by_its_folder_alone(
+    seeds: dl.Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(monkeypatch, capsys, "repeat", "--resume", "--out", str(seeds.folder))
+    assert code == 0
+    assert "tiny-gpt2-seed-7" in out
+    assert "swap_log_ratio" in out
+    assert max(len(line) for line in out.splitlines() if not line.startswith("index: ")) <= 80
+    code, _, err = call(monkeypatch, capsys, "repeat", "--resume", "--out", str(seeds.folder), "--seeds", "0")
+    assert code == 1
+    assert "holds another study" in err
+
+
+def test_the_commands_plan_names_every_revision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["checkpoints", "a/b", "--revisions", "step0,step1", "--dry-run", "--json"]
+    code, out, _ = call(monkeypatch, capsys, *arguments)
+    assert code == 0
+    assert [(row["name"], row["revision"]) for row in json.loads(out)["plan"]] == [
+        ("step0", "step0"),
+        ("step1", "step1"),
+    ]
 
 
 def test_layers_that_a_run_lacks_are_blank() -> None:

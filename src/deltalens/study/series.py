@@ -112,12 +112,13 @@ def _outcome(series: Series, member: Member, folder: Path, before: Outcome, prog
 
 
 def is_finished(member: Member, folder: Path) -> bool:
-    """Whether a folder holds this very run, finished, undamaged and made by these versions."""
-    if not folder.is_dir():
+    """Whether a folder holds this very run with its report, finished, undamaged and made by these versions."""
+    if not (folder / "report.html").is_file():
         return False
     try:
         run = Run(folder)
         run.summary()
+        run.tokens(layer=-1)  # no such layer, but the whole table is checked
     except StoreError:
         return False
     versions = run.manifest.get("versions") or {}
