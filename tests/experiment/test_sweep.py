@@ -39,7 +39,7 @@ def run(model: dl.Model, calls: dict[str, int], tmp_path_factory: pytest.TempPat
         search, measure, capture = (
             searching.PoolIndex.neighborhoods,
             FunctionalMeter.measure,
-            dl.experiment.states.capture,
+            dl.experiment.states.watch_stream,
         )  # type: ignore[attr-defined]
 
         def searched(*given: Any, **options: Any) -> searching.Neighborhoods:
@@ -56,7 +56,7 @@ def run(model: dl.Model, calls: dict[str, int], tmp_path_factory: pytest.TempPat
 
         patching.setattr(searching.PoolIndex, "neighborhoods", searched)
         patching.setattr(FunctionalMeter, "measure", measured)
-        patching.setattr("deltalens.experiment.states.capture", captured)
+        patching.setattr("deltalens.experiment.states.watch_stream", captured)
         return dl.run(model, out=tmp_path_factory.mktemp("sweep") / "r", **SMALL, **SWEEP)
 
 

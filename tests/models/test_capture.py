@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deltalens.core.decompose import decompose
 from deltalens.errors import InputError
-from deltalens.models import capture, intervene, load, stream_states
+from deltalens.models import capture, intervene, load, stream_states, watch_stream
 
 _NORMED = ["gpt2", "llama", "gemma2", "mamba", "gpt_neox", "opt"]
 
@@ -70,6 +70,20 @@ def test_capture_leaves_no_hook_behind_even_when_the_model_fails() -> None:
         pass
     handle.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.hf.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "mamba", "rwkv", "jamba"])
+def test_the_stream_passes_by_as_capture_sees_it(name: str) -> None:
+    model, ids = load(tiny_model(name)), token_ids()
+    mask = torch.ones_like(ids)
+    mask[1, -4:] = 0
+    passed: dict[int, torch.Tensor] = {}
+    watch_stream(model, {"input_ids": ids, "attention_mask": mask}, lambda at, h: passed.update({at: h.clone()}))
+    with capture(model, {"input_ids": ids, "attention_mask": mask}) as states:
+        expected = (*states.inputs, states.outputs[-1])
+    assert list(passed) == list(range(model.n_layers + 1))
+    for found, wanted in zip(passed.values(), expected, strict=True):
+        torch.testing.assert_close(found[mask.bool()], wanted[mask.bool()], rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_that_return_another_dtype_are_captured_as_they_flow() -> None:

@@ -21,6 +21,9 @@ RERUN = "rerun"
 _GATE_WINDOWS = 2
 _GATE_POSITIONS = 4
 
+#: Tokens of a window that the model's checks read: what they ask for doesn't depend on the length, their cost does.
+_CHECK_TOKENS = 64
+
 #: Largest error of rounding to nearest, relative to the value; its rms is this over sqrt(3).
 _HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
 
@@ -125,7 +128,8 @@ def open_gate(plan: Plan, included: Bool[Tensor, "windows length"], progress: Pr
 
 
 def _model_checks(model: Model, windows: Windows) -> tuple[Check, ...]:
-    checks = check_needed(model, {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask})
+    ids, mask = windows.input_ids[:, :_CHECK_TOKENS], windows.attention_mask[:, :_CHECK_TOKENS]
+    checks = check_needed(model, {"input_ids": ids, "attention_mask": mask})
     for check in checks:
         if not check.holds:
             raise ModelError(
@@ -163,13 +167,13 @@ def _full_windows(windows: Windows) -> Int[Tensor, " chosen"]:
 
 
 def _spaced_positions(included: Bool[Tensor, "windows length"]) -> Bool[Tensor, "windows length"]:
-    """A few positions of each window, from its first to its last one."""
+    """A few positions from the first to the last one of a window, dealt out to the windows in turn."""
     chosen = torch.zeros_like(included)
     for window, row in enumerate(included):
         positions = torch.nonzero(row)[:, 0]
         if len(positions):
             spaced = torch.linspace(0, len(positions) - 1, steps=_GATE_POSITIONS).round().long()
-            chosen[window, positions[spaced]] = True
+            chosen[window, positions[spaced[window :: len(included)]]] = True
     return chosen
 
 
@@ -189,19 +193,18 @@ def _noise_floor(plan: Plan, windows: Windows, inside: Tensor, scheme: str) -> d
     middle = plan.layers[len(plan.layers) // 2]
     sampled = _few(inside) if scheme == RERUN else None
     with capture(plan.model, {"input_ids": windows.input_ids, "attention_mask": windows.attention_mask}) as states:
-        own = states.outputs[middle].detach().cpu()
+        own, together = states.outputs[middle].cpu(), states.logits.float().cpu()
     with FunctionalMeter(plan.model, windows, inside, len(windows), scheme, (), sampled) as meter:
         floors = {
             scope: _largest(meter.measure(middle, {"own": own}, scope)["own"].divergences["kl"])
             for scope in plan.spec.scope
         }
-    other = _batch_size_floor(plan, windows, inside)
+    other = _batch_size_floor(plan.model, windows, inside, together)
     return {scope: max(floor, other) for scope, floor in floors.items()}
 
 
-def _batch_size_floor(plan: Plan, windows: Windows, inside: Tensor) -> float:
-    together = _logits(plan.model, windows)
-    alone = torch.cat([_logits(plan.model, windows.rows(row, row + 1)) for row in range(len(windows))])
+def _batch_size_floor(model: Model, windows: Windows, inside: Tensor, together: Tensor) -> float:
+    alone = torch.cat([_logits(model, windows.rows(row, row + 1)) for row in range(len(windows))])
     return _largest(torch.where(inside, kl_divergence(together, alone), torch.nan))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from deltalens.errors import StoreError
 from deltalens.experiment.commit import MARKER, commit_folder, damage, read_json
 from deltalens.experiment.corpus import Windows
-from deltalens.models import Model, capture
+from deltalens.models import Model, watch_stream
 
 _FILE = "states.safetensors"
 _NORMS = "norms"
@@ -136,11 +136,16 @@ class StateShards:
 
 def _captured(model: Model, batch: Windows, streams: list[int]) -> dict[str, Tensor]:
     encoding: dict[str, Any] = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-    with capture(model, encoding) as states:
-        stream = [*states.inputs, states.outputs[-1]]
-        norms = torch.stack([state.float().norm(dim=-1).cpu() for state in stream], dim=-1)
-        kept = {_key(at): stream[at].cpu().contiguous() for at in streams}
-    return {_NORMS: norms, **kept}
+    norms: list[Tensor] = []
+    kept: dict[str, Tensor] = {}
+
+    def see(at: int, states: Tensor) -> None:
+        norms.append(states.float().norm(dim=-1).cpu())
+        if at in streams:
+            kept[_key(at)] = states.to("cpu", copy=True).contiguous()
+
+    watch_stream(model, encoding, see)
+    return {_NORMS: torch.stack(norms, dim=-1), **kept}
 
 
 def _key(stream: int) -> str:

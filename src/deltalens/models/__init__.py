@@ -2,7 +2,7 @@
 
 from deltalens.models.architectures import ARCHITECTURES, Architecture
 from deltalens.models.builtin_models import builtin_models
-from deltalens.models.capture import States, capture, stream_states
+from deltalens.models.capture import States, capture, stream_states, watch_stream
 from deltalens.models.checks import Check, check_chain, check_identity_patch
 from deltalens.models.doctor import Diagnosis, check_needed, doctor
 from deltalens.models.glance import Glance, glance
@@ -60,4 +60,5 @@ __all__ = [
     "stream_states",
     "trusted_scheme",
     "verifications",
+    "watch_stream",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from deltalens.errors import InputError
 from deltalens.models.batches import TokenBatch, forward_logits, token_batch
 from deltalens.models.blocks import watch_blocks
+from deltalens.models.interventions.backbone import Backbone, undisturbed
 from deltalens.models.model import Model
 
 
@@ -82,6 +83,38 @@ def stream_states(
     fields = {"input_ids": input_ids, "attention_mask": attention_mask}
     inputs, outputs, _ = _run(model, token_batch(model, fields), layers)
     return {layer: (inputs[layer], outputs[layer]) for layer in layers}
+
+
+def watch_stream(model: Model, batch: object, see: Callable[[int, Float[Tensor, "b s d"]], None]) -> None:
+    """Run the blocks once on a batch and show each state of the stream as it passes: h_0, ..., h_L; nothing is kept.
+
+    The head isn't run, so that no logits are held.
+
+    Args:
+        model: A loaded model.
+        batch: Token ids `(B, S)` or a tokenizer's output.
+        see: Called with l and `h_l` `(B, S, d)`, which the model may change in place afterwards: copy what you keep.
+
+    Raises:
+        InputError: A batch that isn't token ids, or is padded on the left.
+
+    Example:
+        >>> import torch
+        >>> import deltalens as dl
+        >>> passed = []
+        >>> watch_stream(dl.load("tiny-gpt2"), torch.tensor([[1, 2]]), lambda l, h: passed.append(l))
+        >>> passed
+        [0, 1, 2, 3, 4, 5, 6]
+    """
+    tokens, backbone = token_batch(model, batch), Backbone.of(model)
+
+    def last(index: int, states: Tensor) -> None:
+        if index == model.n_layers - 1:
+            see(model.n_layers, states.detach())
+
+    # Padding is on the right, where causal models can't look.
+    with undisturbed(model.hf), watch_blocks(model.blocks, lambda at, states: see(at, states.detach()), last):
+        backbone.run(tokens.input_ids)
 
 
 def _run(model: Model, batch: TokenBatch, layers: Sequence[int]) -> tuple[dict[int, Tensor], dict[int, Tensor], Tensor]:

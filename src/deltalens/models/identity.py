@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deltalens.errors import ModelError
 from deltalens.models.model import ModelIdentity, Source
 
-_CHUNK = 1 << 26
+_CHUNK = 1 << 24
 
 
 def identify(hf: Any, name: str, source: Source, revision: str | None = None) -> ModelIdentity:
@@ -66,7 +66,7 @@ def weight_hash(module: nn.Module) -> str:
             part = flat[start : start + _CHUNK].cpu()
             if name in parameters and part.is_floating_point() and not bool(torch.isfinite(part).all()):
                 raise ModelError(f"The weight {name} holds NaN or infinite values; the checkpoint is damaged.")
-            digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(part.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
