@@ -1,5 +1,6 @@
 """Neighbours are exact, ordered, distinct where asked, and never excluded ones."""
 
+import sys
 from inspect import unwrap
 
 import numpy as np
@@ -9,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import nearest
 
+from deltalens.core.approximate import require_faiss
 from deltalens.core.duplicates import group_equal_rows
-from deltalens.core.neighbors import find_neighborhoods
+from deltalens.core.neighbors import PoolIndex, find_neighborhoods
 from deltalens.errors import InputError
 
 
@@ -171,3 +173,41 @@ def test_no_more_neighbors_are_read_than_were_found(k):
     found = find_neighborhoods(torch.randn(3, 2), torch.randn(20, 2), neighbors=5)
     with pytest.raises(InputError, match=f"{k} neighbors were asked of 5"):
         found.nearest(k)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("leave_out", [False, True])
+def test_approximate_neighbours_are_near_ordered_usable_and_their_recall_is_the_share_found(metric, leave_out):
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(6)
+    centres = rng.normal(size=(40, 12)) * 4
+    pool = torch.tensor(centres[rng.integers(0, 40, 3000)] + rng.normal(size=(3000, 12)), dtype=torch.float32)
+    own = torch.arange(200).unsqueeze(1) if leave_out else None
+    exact = PoolIndex.of(pool, metric=metric).neighborhoods(pool[:200], neighbors=20, excluded=own)
+    index = PoolIndex.of(pool, metric=metric, search="faiss")
+    found = index.neighborhoods(pool[:200], neighbors=20, excluded=own)
+    assert (found.distances[:, 1:] >= found.distances[:, :-1]).all()
+    assert (found.distances >= exact.distances - 1e-12).all()
+    shares = [len(set(a) & set(b)) / 20 for a, b in zip(exact.indices.tolist(), found.indices.tolist(), strict=True)]
+    recall = index.recall(pool[:200], found, excluded=own)
+    np.testing.assert_allclose(recall, shares, rtol=1e-12)
+    assert 0.8 < recall.mean() <= 1
+    if leave_out:
+        assert (found.indices != own).all()
+
+
+def test_approximate_search_widens_until_every_anchor_has_its_neighbours():
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(7)
+    pool = torch.tensor(rng.normal(size=(900, 3)), dtype=torch.float32)
+    whole = PoolIndex.of(pool, search="faiss").neighborhoods(pool[:5], neighbors=900)
+    assert whole.indices.sort(1).values.tolist() == [list(range(900))] * 5
+    barred = torch.arange(890).expand(5, -1)
+    left = PoolIndex.of(pool, search="faiss").neighborhoods(pool[:5], neighbors=10, excluded=barred)
+    assert left.indices.sort(1).values.tolist() == [list(range(890, 900))] * 5
+
+
+def test_faiss_is_asked_for_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(InputError, match="deltalens\\[faiss\\]"):
+        require_faiss()

@@ -256,3 +256,20 @@ def test_a_run_on_text_that_no_command_can_name_gives_no_command(model: dl.Model
     named = dl.run(model, tmp_path / "text.txt", out=tmp_path / "named", **small)
     assert str(tmp_path / "text.txt") in named.manifest["command"]
     assert dl.run(model, out=tmp_path / "built_in", **small).manifest["command"].startswith("deltalens run tiny-gpt2")
+
+
+def test_an_approximate_search_reports_its_recall(model, tmp_path):
+    pytest.importorskip("faiss")
+    made = dl.run(model, out=tmp_path / "r", search="faiss", scope=(), **(SMALL | {"layers": [1]}))
+    recall = made.summary()["neighbor_recall"]
+    assert recall.between(0.5, 1).all()
+    assert made.manifest["search"] == {
+        "kind": "faiss", "recall_least": recall.min(), "recall_mean": pytest.approx(recall.mean())
+    }  # fmt: skip
+    tokens = made.tokens()
+    assert 0 < tokens["neighbor_recall"].notna().groupby(tokens["map"]).sum().max() <= 2 * 256
+
+
+def test_an_exact_search_says_so_and_has_no_recall(run):
+    assert run.manifest["search"] == {"kind": "exact"}
+    assert "neighbor_recall" not in run.summary()

@@ -20,7 +20,8 @@ from deltalens.core.checks import (
 from deltalens.core.decomposition import Array, Decomposition
 from deltalens.core.duplicates import group_equal_rows
 from deltalens.core.maps import FitProblem, Table, TokenwiseMap, parse_map
-from deltalens.core.neighbors import Metric, Neighborhoods, find_neighborhoods
+from deltalens.core.nearest import Metric
+from deltalens.core.neighbors import Neighborhoods, find_neighborhoods
 from deltalens.core.products import power_of_two
 from deltalens.core.subspaces import Subspace, dominant_subspace
 from deltalens.errors import InputError

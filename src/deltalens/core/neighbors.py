@@ -1,7 +1,7 @@
 """Exact nearest neighbours, in blocks: float64 distances, ties to the lower pool index, equal inputs merged."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -9,19 +9,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from deltalens.core.batches import batch_size, over_batches
+from deltalens.core.approximate import InvertedLists
 from deltalens.core.checks import require_choice, require_matrix, require_some_rows, require_whole, working_dtype
 from deltalens.core.duplicates import Groups, MergedRows, group_equal_rows
-from deltalens.core.products import power_of_two
+from deltalens.core.nearest import SPARE_CANDIDATES, Metric, Pairs, Points, nearest, nearest_among
 from deltalens.errors import InputError
 
-Metric = Literal["euclidean", "cosine"]
-
-SPARE_CANDIDATES = 16
-"""Candidates kept beyond k by the fast pass; their exact distances prove that none nearer was missed."""
-
-BLOCK_ENTRIES = 2**23
-"""Entries of one block of the anchor-by-pool distance matrix."""
+Search = Literal["exact", "faiss"]
 
 
 @dataclass(frozen=True)
@@ -116,20 +110,27 @@ class PoolIndex:
         metric: ``euclidean`` or ``cosine``.
         groups: Equal rows.
         merging: Whether equal rows count as one neighbour and there are any.
+        search: ``exact``, or ``faiss`` for approximate candidates from inverted lists, whose distances are exact.
     """
 
     inputs: Float[Tensor, "p d"]
     metric: Metric
     groups: Groups
     merging: bool
+    search: Search = "exact"
 
     @classmethod
     def of(
-        cls, pool_inputs: Float[Tensor, "p d"], *, metric: Metric = "euclidean", distinct: bool = True
+        cls,
+        pool_inputs: Float[Tensor, "p d"],
+        *,
+        metric: Metric = "euclidean",
+        distinct: bool = True,
+        search: Search = "exact",
     ) -> "PoolIndex":
         """Prepare a pool, finite and in the dtype of the fits; arguments as in `find_neighborhoods`."""
         groups = group_equal_rows(pool_inputs)
-        return cls(pool_inputs, metric, groups, distinct and groups.count < pool_inputs.shape[0])
+        return cls(pool_inputs, metric, groups, distinct and groups.count < pool_inputs.shape[0], search)
 
     def neighborhoods(
         self, anchors: Float[Tensor, "n d"], *, neighbors: int, excluded: Int[Tensor, "n e"] | None = None
@@ -138,8 +139,13 @@ class PoolIndex:
         anchors, units = anchors.detach().to(self.inputs.dtype), self._units
         forbidden = _forbidden_units(units, excluded)
         _require_enough(units, forbidden, neighbors, self.merging)
-        points = _Points.of(anchors, self.inputs[units.representative], self.metric)
-        chosen, distances = _nearest(points, neighbors, forbidden)
+        points = Points.of(anchors, self.inputs[units.representative], self.metric)
+        if self.search == "exact":
+            chosen, distances = nearest(points, neighbors, forbidden)
+        else:
+            lost = int(torch.bincount(forbidden.anchor).max()) if forbidden.anchor.numel() else 0
+            candidates = self._lists.candidates(points.anchors, neighbors + lost + SPARE_CANDIDATES)
+            chosen, distances = nearest_among(points, candidates, neighbors, forbidden)
         input_groups = self.groups.of_row[units.representative][chosen]
         if not self.merging:
             return Neighborhoods(chosen, distances, input_groups, chosen, self._merged)
@@ -147,6 +153,21 @@ class PoolIndex:
             return Neighborhoods(units.representative[chosen], distances, input_groups, chosen, self._merged)
         indices, rows, merged = _without_excluded_members(self.inputs, units, chosen, excluded)
         return Neighborhoods(indices, distances, input_groups, rows, merged)
+
+    def recall(
+        self, anchors: Float[Tensor, "n d"], found: Neighborhoods, *, excluded: Int[Tensor, "n e"] | None = None
+    ) -> Float[Tensor, " n"]:
+        """The share of each anchor's exact neighbours that are among those found."""
+        exact = replace(self, search="exact").neighborhoods(
+            anchors, neighbors=found.indices.shape[1], excluded=excluded
+        )
+        equal = exact.indices.unsqueeze(2) == found.indices.unsqueeze(1)
+        return equal.any(2).double().mean(1)
+
+    @cached_property
+    def _lists(self) -> InvertedLists:
+        candidates = self.inputs[self._units.representative]
+        return InvertedLists.of(Points.of(candidates[:1], candidates, self.metric).candidates)
 
     @cached_property
     def _units(self) -> Groups:
@@ -178,14 +199,6 @@ def _each_row_alone(pool_inputs: Tensor) -> Groups:
     return Groups(everything, everything, torch.ones_like(everything))
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """Sparse (anchor, unit) pairs."""
-
-    anchor: Tensor
-    unit: Tensor
-
-
 def _excluded_triples(excluded: Tensor | None) -> tuple[Tensor, Tensor]:
     """Distinct (anchor, pool row) pairs of an exclusion table."""
     if excluded is None:
@@ -196,18 +209,18 @@ def _excluded_triples(excluded: Tensor | None) -> tuple[Tensor, Tensor]:
     return pairs[0], pairs[1]
 
 
-def _forbidden_units(units: Groups, excluded: Tensor | None) -> _Pairs:
+def _forbidden_units(units: Groups, excluded: Tensor | None) -> Pairs:
     """Units all of whose members an anchor may not use."""
     anchor, member = _excluded_triples(excluded)
     if anchor.numel() == 0:
-        return _Pairs(anchor, member)
+        return Pairs(anchor, member)
     keys, counts = torch.unique(anchor * units.count + units.of_row[member], return_counts=True)
     whole = counts == units.size[keys % units.count]
     keys = keys[whole]
-    return _Pairs(keys // units.count, keys % units.count)
+    return Pairs(keys // units.count, keys % units.count)
 
 
-def _require_enough(units: Groups, forbidden: _Pairs, neighbors: int, merging: bool) -> None:
+def _require_enough(units: Groups, forbidden: Pairs, neighbors: int, merging: bool) -> None:
     lost = int(torch.bincount(forbidden.anchor).max()) if forbidden.anchor.numel() else 0
     usable = units.count - lost
     if neighbors > usable:
@@ -216,117 +229,6 @@ def _require_enough(units: Groups, forbidden: _Pairs, neighbors: int, merging: b
             f"neighbors={neighbors} was asked, but the pool has only {usable} {kind} that every anchor may use; "
             "lower neighbors or enlarge the pool"
         )
-
-
-@dataclass(frozen=True)
-class _Points:
-    """Anchors and candidates as points whose squared Euclidean distance orders them as the metric does.
-
-    Points are in units of ``unit``, a power of two, so that squares of float64 states stay in range.
-    """
-
-    anchors: Tensor
-    candidates: Tensor
-    cosine: bool
-    unit: float
-
-    @staticmethod
-    def of(anchors: Tensor, candidates: Tensor, metric: Metric) -> "_Points":
-        if metric == "euclidean":
-            # Squares of float32 states are in float64's range as they are.
-            unit = power_of_two(anchors, candidates) if anchors.dtype == torch.float64 else 1.0
-            return _Points(anchors / unit, candidates / unit, False, unit)
-        return _Points(_unit(anchors), _unit(candidates), True, 1.0)
-
-    def squared(self, anchor_rows: Tensor, candidate_rows: Tensor) -> Tensor:
-        """Squared distances (b, c) of chosen anchors (b,) to their chosen candidates (b, c), by differences."""
-        chosen = self.candidates.index_select(0, candidate_rows.reshape(-1)).double()
-        difference = chosen.view(*candidate_rows.shape, -1).sub_(self.anchors[anchor_rows].double().unsqueeze(1))
-        squares: Tensor = torch.linalg.vecdot(difference, difference)
-        if not self.cosine:
-            return squares
-        # A zero vector has no direction: 1 - cos is taken as 1 from everything.
-        zero = ~self.candidates.any(1)[candidate_rows] | ~self.anchors.any(1)[anchor_rows].unsqueeze(1)
-        return torch.where(zero, 2.0, squares)
-
-    def distances(self, squared: Tensor) -> Tensor:
-        return squared / 2 if self.cosine else torch.sqrt(squared) * self.unit
-
-
-def _unit(points: Tensor) -> Tensor:
-    wide = points.double()
-    _, exponent = torch.frexp(wide.abs().amax(1, keepdim=True))
-    wide = torch.ldexp(wide, -exponent)
-    length: Tensor = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    return wide / length.clamp_min(torch.finfo(torch.float64).tiny)
-
-
-def _nearest(points: _Points, neighbors: int, forbidden: _Pairs) -> tuple[Tensor, Tensor]:
-    """The k nearest candidates of every anchor and their distances, ordered by (distance, index)."""
-    count = points.anchors.shape[0]
-    kept = min(neighbors + SPARE_CANDIDATES, points.candidates.shape[0])
-    candidates, bound = _candidates(points, kept, forbidden)
-    everyone = torch.arange(count, device=points.anchors.device)
-    chosen, squared = _ranked(points, everyone, candidates, neighbors, forbidden)
-    if kept < points.candidates.shape[0]:
-        doubtful = (~(squared[:, -1] < bound)).nonzero()[:, 0]
-        _settle(points, doubtful, chosen, squared, forbidden)
-    return chosen, points.distances(squared)
-
-
-def _candidates(points: _Points, kept: int, forbidden: _Pairs) -> tuple[Tensor, Tensor]:
-    """The ``kept`` apparently nearest candidates, and a bound under the true distances of all others."""
-    # Any centre will do, as long as each difference is rounded once.
-    centre = points.candidates.mean(0)
-    anchors, pool = points.anchors - centre, points.candidates - centre
-    lowest, highest = torch.aminmax(pool)
-    scale = torch.stack([-lowest, highest, anchors.abs().max()]).max().clamp_min(torch.finfo(pool.dtype).tiny)
-    anchors, pool = anchors.div_(scale), pool.div_(scale)
-    pool_square = torch.linalg.vecdot(pool, pool)
-    anchor_square = torch.linalg.vecdot(anchors, anchors)
-    reach = (anchor_square.sqrt() + pool_square.max().sqrt()) ** 2
-    error = 4 * (anchors.shape[1] + 4) * torch.finfo(pool.dtype).eps * reach.double()
-    found = torch.empty((anchors.shape[0], kept), dtype=torch.long, device=anchors.device)
-    bound = torch.empty(anchors.shape[0], dtype=torch.float64, device=anchors.device)
-    step = max(1, BLOCK_ENTRIES // pool.shape[0])
-    for start in range(0, anchors.shape[0], step):
-        part = slice(start, start + step)
-        apparent = torch.addmm(pool_square, anchors[part], pool.T, alpha=-2)
-        inside = (forbidden.anchor >= start) & (forbidden.anchor < start + step)
-        apparent[forbidden.anchor[inside] - start, forbidden.unit[inside]] = torch.inf
-        least = apparent.topk(kept, dim=1, largest=False, sorted=False)
-        found[part] = least.indices
-        bound[part] = least.values.max(1).values.double() + anchor_square[part].double() - error[part]
-    return found, bound * scale.double() ** 2
-
-
-def _ranked(
-    points: _Points, anchor_rows: Tensor, candidates: Tensor, neighbors: int, forbidden: _Pairs
-) -> tuple[Tensor, Tensor]:
-    ascending = candidates.sort(dim=1).values
-    squared = torch.empty(ascending.shape, dtype=torch.float64, device=ascending.device)
-    size = batch_size(8 * ascending.shape[1] * points.anchors.shape[1], ascending.device)
-
-    def fill(part: slice) -> None:
-        squared[part] = points.squared(anchor_rows[part], ascending[part])
-
-    over_batches(fill, ascending.shape[0], size, ascending.device)
-    if forbidden.anchor.numel():
-        keys = anchor_rows.unsqueeze(1) * points.candidates.shape[0] + ascending
-        barred = torch.isin(keys, forbidden.anchor * points.candidates.shape[0] + forbidden.unit)
-        squared.masked_fill_(barred, torch.inf)
-    # Candidates ascend, so a stable sort leaves ties to the lower index.
-    values, order = squared.sort(dim=1, stable=True)
-    return ascending.gather(1, order)[:, :neighbors], values[:, :neighbors]
-
-
-def _settle(points: _Points, doubtful: Tensor, chosen: Tensor, squared: Tensor, forbidden: _Pairs) -> None:
-    """Redo anchors whose candidates aren't proven complete, against every candidate."""
-    everything = torch.arange(points.candidates.shape[0], device=chosen.device)
-    step = max(1, BLOCK_ENTRIES // points.candidates.numel())
-    for rows in torch.split(doubtful, step):
-        candidates = everything.expand(rows.shape[0], -1)
-        chosen[rows], squared[rows] = _ranked(points, rows, candidates, chosen.shape[1], forbidden)
 
 
 def _without_excluded_members(

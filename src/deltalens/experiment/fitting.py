@@ -123,7 +123,8 @@ class PoolFits:
     @cached_property
     def index(self) -> PoolIndex:
         """The pool, ready to be searched; its Gram matrix serves all maps and nulls."""
-        return PoolIndex.of(self.pool.x, metric=self.spec.point.metric, distinct=self.spec.distinct)
+        spec = self.spec
+        return PoolIndex.of(self.pool.x, metric=spec.point.metric, distinct=spec.distinct, search=spec.search)
 
     @cached_property
     def shuffled(self) -> Float[Tensor, "p d"]:
@@ -201,6 +202,26 @@ class AnchorFits:
             return None
         most = max(self._spec.values("neighbors"))
         return self._shared.index.neighborhoods(self._anchors.pairs.x, neighbors=most, excluded=self._excluded())
+
+    @property
+    def recall(self) -> Float[Tensor, " n"] | None:
+        """The share of a token's exact neighbours that were found, of a seeded sample; None where search is exact."""
+        return self._searched._sampled_recall
+
+    @cached_property
+    def _sampled_recall(self) -> Float[Tensor, " n"] | None:
+        found = self._most_neighbors
+        if found is None or self._spec.search == "exact":
+            return None
+        shares = torch.full((len(self._anchors.numbers),), torch.nan, dtype=torch.float64)
+        chosen = self._shared.probed[self._anchors.numbers].nonzero()[:, 0]
+        if len(chosen):
+            excluded, x = self._excluded(), self._anchors.pairs.x
+            on = chosen.to(x.device)
+            shares[chosen] = self._shared.index.recall(
+                x[on], found.of(on), excluded=None if excluded is None else excluded[chosen]
+            ).cpu()
+        return shares
 
     def _excluded(self) -> Int[Tensor, "n e"] | None:
         if self._shared.protocol != "leave_one_out":

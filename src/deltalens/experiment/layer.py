@@ -202,12 +202,20 @@ class _BlockMeasure:
         map, fits = parse_map(key.map), self._anchor_fits(key)
         fit = fits.fit(map)
         controls = spec.controls and key.protocol == spec.protocol[0]
-        functional = self._functional(fit, controls=controls, again=not map.fitted)
+        functional = self._functional(fit, controls=controls, again=not map.fitted) | self._recall(fits)
         return _Part(
             measured_rows(included, fit.geometry, fit.decomposition, functional),
             None if fit.chance is None else geometry_table(fit.chance),
             self._neighbor_rows(key, fits) if neighbors else None,
         )
+
+    def _recall(self, fits: AnchorFits) -> dict[str, np.ndarray]:
+        """The recall of an approximate search at the sampled tokens; no column where search is exact."""
+        if fits.recall is None:
+            return {}
+        column = np.full(int(self._real.sum()), np.nan)
+        column[self._included[self._real].numpy()] = fits.recall.numpy()
+        return {"neighbor_recall": column}
 
     def _anchor_fits(self, key: UnitKey) -> AnchorFits:
         pool = self._shared.pool(key)

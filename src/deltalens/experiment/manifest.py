@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+import pandas as pd
 import torch
 
 from deltalens.experiment.captured import Captured
@@ -61,6 +62,15 @@ def finished_manifest(
         "bootstrap": {"clusters": clusters, "resamples": captured.plan.spec.resamples},
         "tables": tables,
     }
+
+
+def search_entry(spec: RunSpec, summaries: pd.DataFrame) -> dict[str, Any]:
+    """How neighbours were searched; for an approximate search its recall, least and mean over the run's units."""
+    entry: dict[str, Any] = {"kind": spec.search}
+    if "neighbor_recall" in summaries:
+        recall = summaries["neighbor_recall"]
+        entry |= {"recall_least": float(recall.min()), "recall_mean": float(recall.mean())}
+    return entry
 
 
 def command(spec: RunSpec) -> str:

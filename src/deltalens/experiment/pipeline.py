@@ -5,7 +5,7 @@ from contextlib import closing
 from deltalens.experiment.captured import Captured, capture_states
 from deltalens.experiment.executors import Executor, executor_for
 from deltalens.experiment.gate import Gate, open_gate
-from deltalens.experiment.manifest import finished_manifest, started_manifest
+from deltalens.experiment.manifest import finished_manifest, search_entry, started_manifest
 from deltalens.experiment.plan import Plan
 from deltalens.experiment.progress import Progress
 from deltalens.experiment.store import StoredRun, UnitKey
@@ -23,7 +23,8 @@ def execute(plan: Plan, progress: Progress) -> StoredRun:
         _measure_units(executor, captured, gate, missing, progress)
         folder.write_table("pool", captured.pool_tokens)
         tables = folder.merge_units(plan.keys)
-        folder.write_manifest(finished_manifest(manifest, captured, gate, tables))
+        search = search_entry(plan.spec, folder.summaries(plan.keys))
+        folder.write_manifest(finished_manifest(manifest, captured, gate, tables) | {"search": search})
         if not plan.spec.keep_states:
             folder.drop_states()
     return StoredRun(folder.folder)

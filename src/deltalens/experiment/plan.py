@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from deltalens.core.approximate import require_faiss
 from deltalens.core.maps import parse_map
 from deltalens.errors import CorpusError, InputError, StoreError
 from deltalens.experiment.corpus import Corpus, build_corpus
@@ -93,6 +94,8 @@ def make_plan(spec: RunSpec, model: Model, documents: Documents, folder: Path) -
     """Join spec, model and text into a plan, or say in one line why the run can't succeed."""
     layers = select_layers(spec.layers, model.n_layers)
     _check_ranks(spec, model)
+    if spec.search == "faiss":
+        require_faiss()
     if model.tokenizer is None:
         raise InputError(
             f"model '{spec.model}' has no tokenizer, so text can't be cut into tokens; add its tokenizer files"

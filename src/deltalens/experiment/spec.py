@@ -63,6 +63,9 @@ class RunSpec(BaseModel):
     )
     maps: tuple[str, ...] = Field(DEFAULT_MAPS, min_length=1, description="Tokenwise maps, comma-separated.")
     neighbors: Neighbors = Field(64, description="Nearest neighbours of a local fit; several: a sweep.")
+    search: Literal["exact", "faiss"] = Field(
+        "exact", description="How neighbours are searched: exactly, or approximately by faiss (extra 'faiss')."
+    )
     metric: Metrics = Field("euclidean", description="Distance between inputs; several: a sweep.")
     distinct: bool = Field(True, description="Merge bitwise-equal pool inputs before neighbours are chosen.")
     layers: str | None = Field(None, description="Transitions to measure, half-open, as START:STOP:STEP or a list.")

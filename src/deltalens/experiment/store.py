@@ -158,10 +158,13 @@ class RunFolder:
             present = [part for part in parts if part.exists()]
             if present:
                 write_file(self.folder / _TABLES[name], lambda path, p=present: _concatenate(p, path))  # type: ignore[misc]
-        rows = [key.columns | _floats(read_json(self._unit(key) / "summary.json")) for key in keys]
-        self.write_table("summary", pd.DataFrame(rows))
+        self.write_table("summary", self.summaries(keys))
         written = [self.folder / file for file in _TABLES.values() if (self.folder / file).exists()]
         return {path.name: file_identity(path) for path in written}
+
+    def summaries(self, keys: list[UnitKey]) -> pd.DataFrame:
+        """The summary rows of committed units."""
+        return pd.DataFrame([key.columns | _floats(read_json(self._unit(key) / "summary.json")) for key in keys])
 
     def drop_states(self) -> None:
         """Remove the captured states."""

@@ -65,6 +65,8 @@ class Summarizer:
         for name in (*GEOMETRIC, *FIT, *FUNCTIONAL, *sorted(_extra_functional(columns))):
             if name in columns:
                 row |= self._median(name, columns[name])
+        if "neighbor_recall" in columns:
+            row["neighbor_recall"] = float(np.nanmean(columns["neighbor_recall"]))
         row |= self._share_over_60(columns[_ANGLE])
         row |= self._references("_null", null) | self._references("_chance", chance)
         return row | self._associations(columns) | self._comparisons(columns)

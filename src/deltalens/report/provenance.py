@@ -83,12 +83,13 @@ def provenance_blocks(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     floors = {f"noise floor, {k}": v for k, v in (manifest.get("noise_floor") or {}).items()}
     floors["rounding floor"] = manifest.get("rounding_floor")
     text = corpus | {f"evaluation {k}": v for k, v in evaluation.items()} | {f"pool {k}": v for k, v in pool.items()}
+    settings = (manifest.get("spec") or {}) | {f"search {k}": v for k, v in (manifest.get("search") or {}).items()}
     flat = {
         f"{scope} {k}": v for scope, facts in interventions.items() if isinstance(facts, dict) for k, v in facts.items()
     }
     stamps = {k: manifest.get(k) for k in ("status", "created", "finished", "fingerprint", "schema")}
     blocks = (
-        ("Model", model), ("Text", text), ("Settings", manifest.get("spec") or {}), ("Interventions", flat | floors),
+        ("Model", model), ("Text", text), ("Settings", settings), ("Interventions", flat | floors),
         ("Software", manifest.get("versions") or {}), ("Machine", manifest.get("machine") or {}), ("Run", stamps),
     )  # fmt: skip
     return [{"title": title, "rows": _rows(facts)} for title, facts in blocks if facts]
