@@ -54,7 +54,9 @@ def _leaves(command: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _command(command: Any, name: str) -> str:
-    measures = set(RunSpec.model_fields) <= {p.name for p in command.params}
+    taken = {p.name for p in command.params} & set(RunSpec.model_fields)
+    left_out = sorted(set(RunSpec.model_fields) - taken)
+    measures = len(taken) > len(left_out)
     own = [p for p in command.params if not measures or p.name == "model" or p.name not in RunSpec.model_fields]
     shown = [p for p in own if not getattr(p, "hidden", False)]
     arguments = [p for p in shown if p.param_type_name == "argument"]
@@ -66,7 +68,8 @@ def _command(command: Any, name: str) -> str:
     if rows:
         parts.append("\n".join(["| | |", "|---|---|", *(f"| {flag} | {_cell(text)} |" for flag, text in rows)]))
     if measures:
-        parts.append("Besides, every [field of a run](spec.md) as a flag: `--pool-tokens 4096`, `--no-controls`.")
+        but = f", but for {', '.join(f'`{name}`' for name in left_out)}" if left_out else ""
+        parts.append(f"Besides, every [field of a run](spec.md) as a flag, such as `--pool-tokens 4096`{but}.")
     return "\n\n".join(parts)
 
 

@@ -58,6 +58,12 @@ class LayerRanking:
 
     Attributes:
         manifest: everything that was measured; `to_json` writes it.
+
+    Example:
+        >>> import deltalens as dl
+        >>> found = dl.rank_layers("tiny-gpt2", layers=[2, 4], tokens=128, pool_tokens=256, neighbors=16)
+        >>> found.agreement()[["a", "b"]].iloc[0].tolist()
+        ['skip', 'global']
     """
 
     manifest: dict[str, Any]

@@ -71,6 +71,9 @@ def load_replacement(path: str | Path) -> Replacement:
     Raises:
         StoreError: the file is missing, damaged, or holds something else.
 
+    Source:
+        The file format is this package's own, on safetensors.
+
     Example:
         >>> import deltalens as dl
         >>> dl.load_replacement("no/such.safetensors")

@@ -47,6 +47,13 @@ class Replacements:
     Attributes:
         folder: where the files lie.
         manifest: everything that was measured, as ``replacements.json`` holds it.
+
+    Example:
+        >>> import deltalens as dl, tempfile
+        >>> folder = tempfile.mkdtemp() + "/maps"
+        >>> found = dl.fit_replacements("tiny-gpt2", layers=[3], maps="mean", tokens=128, pool_tokens=256, out=folder)
+        >>> found.to_frame()[["layer", "map", "file"]].iloc[0].tolist()
+        [3, 'mean', '03.mean.safetensors']
     """
 
     folder: Path

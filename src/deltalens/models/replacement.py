@@ -100,9 +100,15 @@ def replaced_blocks(model: Model, replacements: Mapping[int, nn.Module]) -> Iter
         model: a loaded model.
         replacements: block index -> a `Replacement`, or any module from states (B, S, d) to states (B, S, d).
 
+    Yields:
+        None.
+
     Raises:
         InputError: a layer that doesn't exist, or a replacement of another layer or another model.
         ModelError: other blocks read the keys of a replaced one.
+
+    Source:
+        Replacing a layer's output after arXiv 2604.02459, for all positions and with a cache.
 
     Example:
         >>> import torch
