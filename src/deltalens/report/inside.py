@@ -230,7 +230,7 @@ def _draw_context(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
         panel.plot(
             own["layer"], own["context_average"], color=COLOURS[index], label=f"average, {name}", marker="o", ms=3
         )
-    low = float(np.nanmin([0.0, *first["context_average"]]))
+    low = float(np.nanmin([0.0, *rows["context_average"]]))
     panel.set(title="Context's effect", xlabel="layer", ylabel="share", ylim=(max(-1.0, low), None))
     _legend(panel)
 
