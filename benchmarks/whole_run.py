@@ -98,8 +98,9 @@ def patches() -> int:
     return len(MAPS) * (OWN + CONTROLS + OWN) + 1
 
 
-def report_time(model: dl.Model, layers: list[int], tokens: int, window: int = 256) -> None:
+def report_time(model: dl.Model, layers: list[int], tokens: int) -> None:
     """Sampled layers against their floor, and the whole default run that follows from them."""
+    window = min(256, model.longest_window or 256)
     blocks, head = forward_seconds(model, tokens, window)
     with tempfile.TemporaryDirectory() as folder, watched() as spent:
         sizes = {"tokens": tokens, "pool_tokens": 4 * tokens, "window": window}
@@ -125,6 +126,7 @@ def report_time(model: dl.Model, layers: list[int], tokens: int, window: int = 2
 def child(options: dict[str, Any]) -> None:
     """One run in this process; prints its peak resident memory and the bytes of the weights."""
     model = dl.load(options.pop("model"))
+    options["layers"] = np.linspace(*options["layers"], dtype=int).tolist() if "layers" in options else None
     weights = sum(p.numel() * p.element_size() for p in model.hf.parameters())
     loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
@@ -140,15 +142,16 @@ def peak_of(**options: Any) -> dict[str, float]:
     return found
 
 
-def report_memory(name: str) -> None:
-    """Peaks of runs that differ in one size."""
+def report_memory(model: dl.Model) -> None:
+    """Peaks of runs that differ in one size; of a layer near the end, since none of them differs by layer."""
+    name, last = model.identity.name, model.n_layers - 1
     few = {"maps": ["mean"], "protocol": ["held_out"], "scope": ["single"], "controls": False, "tokens": 512}
     small = few | {"model": name, "pool_tokens": 1024}
-    large = {"model": name, "maps": MAPS, "layers": [28]}
+    large = {"model": name, "maps": MAPS, "layers": (last - 1, last - 1, 1)}
     rows = {
         "default sizes, three maps, controls": large | DEFAULT,
         "the same, twice the evaluation": large | DEFAULT | {"tokens": 2 * DEFAULT["tokens"]},
-        "512 tokens, 4 layers": small | {"layers": [0, 10, 20, 29]},
+        "512 tokens, 4 layers": small | {"layers": (0, last, 4)},
         "512 tokens, all layers": small,
     }
     print(f"{'peak resident memory, GB':40} weights  loaded    peak  peak - weights")
@@ -181,7 +184,7 @@ def report_growth() -> None:
     sweeps = {
         "evaluation tokens": ("tokens", [1024, 2048, 4096]),
         "pool tokens": ("pool_tokens", [2048, 4096, 8192]),
-        "layers": ("layers", [[2], [2, 2 + 1], [1, 2, 3, 4]]),
+        "layers": ("layers", [[2], [2, 3], [1, 2, 3, 4]]),
         "neighbours k": ("neighbors", [32, 64, 128]),
     }
     print(f"\n{'time of the units against':28} exponent   seconds")
@@ -202,11 +205,12 @@ def main() -> None:
     if options.child:
         child(json.loads(options.child))
         return
+    model = dl.load(options.model)
     if "time" in options.parts:
-        report_time(dl.load(options.model), [int(at) for at in options.layers.split(",")], options.tokens)
+        report_time(model, [int(at) for at in options.layers.split(",")], options.tokens)
     if "memory" in options.parts:
         print()
-        report_memory(options.model)
+        report_memory(model)
     if "growth" in options.parts:
         report_growth()
 

@@ -10,7 +10,7 @@ import torch
 from intervention_models import family_model, other_states, windows
 
 from deltalens.models import InterventionSession, Model, intervene, trusted_scheme
-from deltalens.models.interventions import cached_keys, choice
+from deltalens.models.interventions import cached_keys, choice, patterns
 from deltalens.models.interventions.parity import patch_and_rerun
 
 
@@ -51,7 +51,7 @@ def test_a_wrong_mask_is_caught_and_rerun_serves(
 ) -> None:
     model, ids = fresh("llama", 11), windows(2, 17)
     states = other_states(model, ids, 1)
-    monkeypatch.setattr(cached_keys, "suffix_mask", sees_the_patched_past)
+    monkeypatch.setattr(patterns, "suffix_mask", sees_the_patched_past)
     with InterventionSession(model, ids, scheme="cached_keys") as session:
         wrong = session.replace(1, states)
     right = everything(model, ids, 1, states)
@@ -112,8 +112,8 @@ def test_a_difference_that_half_precision_would_hide_is_seen_in_float32(monkeypa
             torch.linspace(0, 0.01, 2 * length).to(right)
         )
 
-    original = cached_keys.suffix_mask
-    monkeypatch.setattr(cached_keys, "suffix_mask", slightly_wrong)
+    original = patterns.suffix_mask
+    monkeypatch.setattr(patterns, "suffix_mask", slightly_wrong)
     scheme, parity = trusted_scheme(model, ids, layers=[0, 1], positions=positions_of(ids))
     assert parity.in_dtype <= parity.dtype_tolerance
     assert parity.max_relative_difference > parity.tolerance

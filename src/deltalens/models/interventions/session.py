@@ -22,6 +22,8 @@ Scope = Literal["single", "all"]
 
 #: Patched tokens that run together; more are no faster on a processor, fewer are up to a tenth slower.
 TOKENS_TOGETHER = 1024
+#: The same on an accelerator, and where weights are brought in for every pass, which should then serve many patches.
+ACCELERATED_TOKENS_TOGETHER = 8192
 #: Logits that the head computes at once: fewer rows would read its weights too often.
 HEAD_LOGITS = 2**24
 #: Logits of one chunk on a processor, few enough that comparing them stays in its cache (a factor of 2 in time).
@@ -162,7 +164,7 @@ class InterventionSession:
         asked = self._asked(positions)
         self._check(layer, patches)
         windows, places = torch.nonzero(asked, as_tuple=True)
-        together = max(1, TOKENS_TOGETHER // asked.numel())
+        together = max(1, self._tokens_together // asked.numel())
         for first in range(0, len(patches), together):
             group = patches[first : first + together]
             final = self._final(layer, torch.stack([states.to(group[0]) for states in group]), scope, asked)
@@ -173,6 +175,12 @@ class InterventionSession:
                     part = slice(start, start + len(patched))
                     original = _rows(self.logits, windows[part], places[part])
                     yield LogitsChunk(first + patch, windows[part], places[part], original, patched)
+
+    @property
+    def _tokens_together(self) -> int:
+        offloaded = any(weight.is_meta for weight in self._model.hf.parameters())
+        on_processor = self._ids.device.type == "cpu" and not offloaded
+        return TOKENS_TOGETHER if on_processor else ACCELERATED_TOKENS_TOGETHER
 
     def _original_logits(self) -> Float[Tensor, "windows tokens vocabulary"]:
         # In the same blocks as patched rows, since a product of other shape rounds differently.
