@@ -17,10 +17,20 @@ from deltalens.experiment.spec import RunSpec
 from deltalens.experiment.store import StoredRun
 from deltalens.models import Model
 from deltalens.models.identity import weight_hash
-from deltalens.report import Claim, claims_for, notebook_html, write_figures, write_report
+from deltalens.report import (
+    Claim,
+    at_point,
+    claims_for,
+    notebook_html,
+    sweep_table,
+    write_figures,
+    write_report,
+    write_sweep_figures,
+)
 from deltalens.report.plots import angle_plot, profile_plot, scatter_plot
 
 if TYPE_CHECKING:
+    import pandas as pd
     from plotly.graph_objects import Figure
 
 #: Where runs go that were given no folder.
@@ -49,17 +59,26 @@ class Run(StoredRun):
         9
     """
 
-    def claims(self) -> list[Claim]:
-        """The paper's nine claims with the evidence of this run and the rule of each verdict."""
-        return claims_for([self])
+    def claims(self, **point: object) -> list[Claim]:
+        """The paper's nine claims with the evidence of this run and the rule of each verdict.
 
-    def report(self, path: str | Path | None = None) -> Path:
-        """Write the one-file report, by default ``report.html`` in the run folder; return its path.
+        A sweep is judged at one point: ``point`` names values of the swept fields, by default the first of each.
 
         Raises:
+            InputError: the run has no such point.
+        """
+        return claims_for([at_point(self, point)])
+
+    def report(self, path: str | Path | None = None, **point: object) -> Path:
+        """Write the one-file report, by default ``report.html`` in the run folder; return its path.
+
+        It shows a sweep at one point, as `claims` does, and the sweep in a section of its own.
+
+        Raises:
+            InputError: the run has no such point.
             StoreError: the file can't be written.
         """
-        return write_report(self, Path(path) if path is not None else self.folder / "report.html")
+        return write_report(self, Path(path) if path is not None else self.folder / "report.html", point)
 
     def profile_plot(self, measure: str = "cos_full_tokenwise") -> "Figure":
         """A summary measure against depth, as a plotly figure; protocols side by side, with intervals and nulls.
@@ -85,13 +104,31 @@ class Run(StoredRun):
         """
         return angle_plot(self, map)
 
-    def figures(self, folder: str | Path) -> list[Path]:
+    def figures(self, folder: str | Path, **point: object) -> list[Path]:
         """Write static figures for papers, as PDF, SVG and PNG; return their paths.
 
+        Those of a sweep show it as a whole, the others one point of it, as `claims` does.
+
         Raises:
+            InputError: the run has no such point.
             StoreError: the folder can't be written.
         """
-        return write_figures(self, Path(folder))
+        return write_figures(at_point(self, point), folder) + write_sweep_figures(self, folder)
+
+    def sweep(self) -> "pd.DataFrame":
+        """Every unit against its effective degrees of freedom, as one long table with error regimes and knees.
+
+        Source:
+            docs/sweeps.md defines regimes, frontier and knee.
+
+        Example:
+            >>> import deltalens as dl, tempfile
+            >>> small = {"layers": [2], "maps": ["linear"], "window": 32, "tokens": 128, "pool_tokens": 256}
+            >>> run = dl.run("tiny-gpt2", **small, scope="", neighbors=[4, 8, 16], out=tempfile.mkdtemp() + "/run")
+            >>> run.sweep().query("protocol == 'held_out'")["neighbors"].tolist()
+            [4, 8, 16]
+        """
+        return sweep_table(self)
 
     def _repr_html_(self) -> str:
         return notebook_html(self)

@@ -230,3 +230,16 @@ def test_one_value_is_no_sweep() -> None:
     assert dl.RunSpec.parse(**swept.model_dump(mode="json")) == swept
     assert [(p.neighbors, p.ridge) for p in swept.points()] == [(16, 0.1), (16, 0.01), (32, 0.1), (32, 0.01)]
     assert swept.at(swept.points()[3]) == dl.RunSpec.parse(neighbors=32, ridge=0.01)
+
+
+def test_any_point_can_be_shown_and_the_sweep_has_its_section(run: dl.Run, tmp_path: Path) -> None:
+    page = run.report(tmp_path / "other.html", ridge="0.010", neighbors=20).read_text(encoding="utf8")
+    assert "metric euclidean, neighbors 20, ridge 0.01" in page
+    assert "Over expressivity" in page
+    assert "Over expressivity" in (run.folder / "report.html").read_text(encoding="utf8")
+    table = run.sweep()
+    assert len(table) == len(run.summary())
+    assert list(table)[:8] == ["layer", "map", "family", "fit", "protocol", *FIELDS]
+    with pytest.raises(dl.InputError, match="no point with ridge 3"):
+        run.report(tmp_path / "none.html", ridge=3)
+    assert not (tmp_path / "none.html").exists()

@@ -10,20 +10,26 @@ from rich.console import Console
 from deltalens.cli.app import app
 from deltalens.errors import InputError
 
+_Point = Annotated[
+    str | None, typer.Option(help="Point of a sweep, as neighbors=16,ridge=0.1. Default: the first of each.")
+]
+
 
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")],
     out: Annotated[Path | None, typer.Option(help="HTML file. Default: report.html in the run folder.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write static figures into this folder.")] = None,
+    point: _Point = None,
 ) -> None:
     """Write the one-file report of a run."""
     from deltalens.api import Run
+    from deltalens.report import parse_point
 
-    opened = Run(run)
-    typer.echo(f"report: {opened.report(out)}")
+    opened, chosen = Run(run), parse_point(point)
+    typer.echo(f"report: {opened.report(out, **chosen)}")
     if figures is not None:
-        for path in opened.figures(figures):
+        for path in opened.figures(figures, **chosen):
             typer.echo(f"figure: {path}")
 
 
@@ -45,12 +51,13 @@ def compare(
 def claims(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    point: _Point = None,
 ) -> None:
     """The paper's nine claims with the evidence of the given runs."""
     from deltalens.api import Run
-    from deltalens.report import claims_for, claims_table
+    from deltalens.report import at_point, claims_for, claims_table, parse_point
 
-    found = claims_for([Run(folder) for folder in runs])
+    found = claims_for([at_point(Run(folder), parse_point(point)) for folder in runs])
     if as_json:
         typer.echo(json.dumps([claim.to_dict() for claim in found], ensure_ascii=False))
     else:

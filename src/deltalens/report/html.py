@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -18,6 +19,7 @@ from deltalens.report.payload import page_payload
 from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, run_name
 from deltalens.report.provenance import headline_facts, page_warnings, provenance_blocks
+from deltalens.report.sweep_section import sweep_section
 
 MARKS = {"supported": "✓", "partly": "◐", "not supported": "✕", "not measured": "–"}
 SCRIPTS = (
@@ -80,9 +82,9 @@ def token_note(sample: dict[str, Any], manifest: dict[str, Any]) -> str:
     return text + ". Values on this page have three digits; the run folder has them all."
 
 
-def render(run: RunLike) -> str:
-    """The page of a run as text; of a sweep, its first point."""
-    run = at_point(run)
+def render(whole: RunLike, point: Mapping[str, object] | None = None) -> str:
+    """The page of a run as text; of a sweep, one point."""
+    run = at_point(whole, point)
     light, heavy = page_payload(run)
     script = joined_script()
     claims = claims_for([run])
@@ -107,6 +109,7 @@ def render(run: RunLike) -> str:
         sample_note=note,
         python_open=f'dl.open("{run.folder}")',
         command=manifest.get("command") or "No command line repeats this run: its text was given in Python.",
+        sweep=sweep_section(whole),
         checks=manifest.get("checks") or [],
         provenance=provenance_blocks(manifest),
         css=Markup(template_text("page.css")),  # our own file, holding no data
@@ -117,12 +120,13 @@ def render(run: RunLike) -> str:
     )
 
 
-def write_report(run: RunLike, path: str | Path) -> Path:
+def write_report(run: RunLike, path: str | Path, point: Mapping[str, object] | None = None) -> Path:
     """Writes a run's page to `path`: one file, no network, light and dark.
 
     Args:
         run: a finished run.
         path: where the page goes; its folder must exist.
+        point: the point of a sweep that is shown; what isn't named is at its first value.
 
     Returns:
         The path written.
@@ -133,7 +137,7 @@ def write_report(run: RunLike, path: str | Path) -> Path:
     target = Path(path)
     if run.summary().empty:
         raise StoreError(f"{run.folder}: the run has no finished unit to report; finish it with --resume")
-    text = render(run)
+    text = render(run, point)
     try:
         target.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:

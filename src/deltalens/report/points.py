@@ -71,21 +71,43 @@ def at_point(run: RunLike, point: Mapping[str, Any] | None = None) -> RunLike:
 
     Args:
         run: a finished run.
-        point: values of swept fields; what isn't named is at its first value.
+        point: values of swept fields, or their text; what isn't named is at its first value.
 
     Raises:
         InputError: the run has no such point.
     """
     spec = run.manifest.get("spec") or {}
-    chosen = first_point(spec) | dict(point or {})
-    swept = swept_fields(spec)
-    for name, value in chosen.items():
-        if name not in swept:
-            raise InputError(f"{run.folder} doesn't sweep {name!r}; it sweeps {', '.join(swept) or 'nothing'}")
-        if value not in values_of(spec[name]):
-            known = ", ".join(map(str, values_of(spec[name])))
-            raise InputError(f"{run.folder} has no point with {name} {value}; it has {known}")
+    chosen = first_point(spec)
+    for name, value in (point or {}).items():
+        if name not in chosen:
+            raise InputError(f"{run.folder} doesn't sweep {name!r}; it sweeps {', '.join(chosen) or 'nothing'}")
+        known = values_of(spec[name])
+        same = [each for each in known if _same(each, value)]
+        if not same:
+            raise InputError(f"{run.folder} has no point with {name} {value}; it has {', '.join(map(str, known))}")
+        chosen[name] = same[0]
     return PointRun(run, chosen) if chosen else run
+
+
+def _same(value: Any, asked: Any) -> bool:
+    """Whether a value is the one asked for, which may be its text."""
+    try:
+        return bool(type(value)(asked) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def parse_point(text: str | None) -> dict[str, str]:
+    """A point from the command line, ``neighbors=16,ridge=0.1``.
+
+    Raises:
+        InputError: it isn't written like that.
+    """
+    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
+    for name, sign, value in pairs:
+        if not (name.strip() and sign and value.strip()):
+            raise InputError(f"the point {text!r} can't be read; write it as neighbors=16,ridge=0.1")
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def point_name(point: Mapping[str, Any]) -> str:
