@@ -36,7 +36,7 @@ def maps() -> str:
 
 def guides() -> str:
     """The guides that are there, in the order in which they are read."""
-    names = ("sweeps", "study", "inside", "pruning", "cluster", "performance", "scale")
+    names = ("sweeps", "study", "inside", "later", "pruning", "cluster", "performance", "scale")
     return "\n".join(name for name in names if (Path(__file__).parent / f"{name}.md").exists())
 
 
