@@ -50,6 +50,11 @@ class Effect:
         divergences = {name: values[windows] for name, values in self.divergences.items()}
         return Effect(divergences, self.nll_delta[windows], self.top1_agrees[windows], self.kl_only)
 
+    def on_host(self) -> "Effect":
+        """A copy in main memory: one transfer, after all chunks."""
+        divergences = {name: values.cpu() for name, values in self.divergences.items()}
+        return Effect(divergences, self.nll_delta.cpu(), self.top1_agrees.cpu(), self.kl_only)
+
     def without(self, undefined: Bool[Tensor, "windows length"]) -> "Effect":
         """The same with NaN where the patch was none."""
 
@@ -154,7 +159,7 @@ class FunctionalMeter:
                     self._measure_part(
                         layer, {name: patches[name][inside] for name in patches}, scope, part, part_effects
                     )
-                return effects
+                return {name: effect.on_host() for name, effect in effects.items()}
             except (torch.OutOfMemoryError, MemoryError):
                 if self.batch_size == 1:
                     raise
@@ -165,14 +170,16 @@ class FunctionalMeter:
         self, layer: int, patches: Mapping[str, Tensor], scope: Scope, part: slice, effects: Mapping[str, Effect]
     ) -> None:
         session, names, asked = self._session(part), list(patches), self._asked(scope)[part]
-        targets, nll = self._targets(part), self._nll(part)
+        device = self.model.device
+        targets, nll = self._targets(part).to(device), self._nll(part).to(device)
         for chunk in session.stream(layer, list(patches.values()), scope, asked):
-            rows = chunk.windows.cpu(), chunk.positions.cpu()
+            # Nothing is read back while chunks are queued, so that an accelerator never waits for the host.
+            rows = chunk.windows.to(device), chunk.positions.to(device)
             _record(effects[names[chunk.patch]], rows, chunk, targets[rows], nll[rows])
 
     def _empty_effect(self, block: slice, kl_only: bool) -> Effect:
         def empty() -> Tensor:
-            return torch.full(self.included[block].shape, torch.nan)
+            return torch.full(self.included[block].shape, torch.nan, device=self.model.device)
 
         names = ("kl",) if kl_only else ("kl", *self.divergences)
         return Effect({name: empty() for name in names}, empty(), empty(), kl_only)
@@ -244,8 +251,8 @@ def _joined(effects: list[Effect]) -> Effect:
 
 def _record(effect: Effect, rows: tuple[Tensor, Tensor], chunk: LogitsChunk, targets: Tensor, nll: Tensor) -> None:
     for name, values in effect.divergences.items():
-        values[rows] = _DIVERGENCES[name](chunk.original, chunk.patched).float().cpu()
+        values[rows] = _DIVERGENCES[name](chunk.original, chunk.patched).to(values)
     if not effect.kl_only:
-        loss = negative_log_likelihood(chunk.patched, targets.to(chunk.patched.device)).float().cpu()
+        loss = negative_log_likelihood(chunk.patched, targets.to(chunk.patched.device)).to(nll)
         effect.nll_delta[rows] = loss - nll
-        effect.top1_agrees[rows] = top1_agreement(chunk.original, chunk.patched).float().cpu()
+        effect.top1_agrees[rows] = top1_agreement(chunk.original, chunk.patched).to(effect.top1_agrees)
