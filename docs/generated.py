@@ -1,7 +1,6 @@
 """Parts of the documentation that are made from the code; a page asks for one by a line such as ``{{ commands }}``."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -34,13 +33,7 @@ def maps() -> str:
     return "\n".join(["| map | what it is |", "|---|---|", *(f"| `{name}` | {line} |" for name, line in MAPS.items())])
 
 
-def guides() -> str:
-    """The guides that are there, in the order in which they are read."""
-    names = ("sweeps", "study", "inside", "later", "pruning", "cluster", "performance", "scale")
-    return "\n".join(name for name in names if (Path(__file__).parent / f"{name}.md").exists())
-
-
-PARTS: dict[str, Callable[[], str]] = {"commands": commands, "fields": fields, "maps": maps, "guides": guides}
+PARTS: dict[str, Callable[[], str]] = {"commands": commands, "fields": fields, "maps": maps}
 
 
 def _leaves(command: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
