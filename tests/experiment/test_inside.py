@@ -1,13 +1,18 @@
 """Inside the residual: planted effects are found where they were put, and every figure is what its definition says."""
 
+import errno
+import io
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from scipy.linalg import subspace_angles
 from typer.testing import CliRunner
 
@@ -17,6 +22,7 @@ from deltalens.errors import InputError, StoreError
 from deltalens.models.block_call import BlockRunner
 from deltalens.models.interventions.backbone import undisturbed
 from deltalens.models.jacobian import TokenJacobian
+from deltalens.report.inside import inside_figure, inside_tables, write_inside_figure
 
 RUN: dict[str, Any] = {"tokens": 256, "pool_tokens": 512, "window": 32, "neighbors": 24, "resamples": 100}
 SMALL: dict[str, Any] = RUN | {"jacobian_tokens": 0}
@@ -83,6 +89,7 @@ def test_layer_rows_are_those_of_the_token_rows(found: dl.Inside) -> None:
         own = found.tokens[(found.tokens[key] == row[key]).all(axis=1)]
         energy = own["residual_norm"] ** 2
         assert row["kl_in"] == pytest.approx(own["kl_in"].median())
+        assert row["proj_residual"] == pytest.approx(own["proj_residual"].median(), rel=1e-12)
         assert row["kl_in_lo"] < row["kl_in"] < row["kl_in_hi"]
         assert row["recovered_out"] == pytest.approx(1 - own["kl_out"].sum() / own["kl_single"].sum())
         assert row["energy_in"] == pytest.approx((energy * own["proj_residual"]).sum() / energy.sum(), rel=1e-4)
@@ -189,6 +196,45 @@ def test_tables_and_figure_are_written_and_the_same_each_time(tmp_path: Path) ->
         first, second = (pd.read_parquet(tmp_path / folder / name) for folder in "ab")
         pd.testing.assert_frame_equal(first, second, check_exact=True)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "a" / "inside.parquet"), found.layers)
+
+
+def test_any_number_of_maps_is_drawn_and_a_figure_is_whole_or_not_there(found: dl.Inside, tmp_path: Path) -> None:
+    def many(table: pd.DataFrame) -> pd.DataFrame:
+        return pd.concat([table.assign(map=f"low_rank:{rank}") for rank in range(1, 13)])
+
+    tables = SimpleNamespace(
+        layers=many(found.layers), spectra=many(found.spectra), local_maps=found.local_maps, notes=()
+    )
+    figure = inside_figure("tiny-gpt2", tables)
+    assert len(figure.axes[1].lines) == 12 + 2  # a residual per map, the updates, random vectors
+
+    def half(path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    failing = SimpleNamespace(savefig=half)
+    with pytest.raises(StoreError, match="can't be written"):
+        write_inside_figure(failing, tmp_path)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_long_names_of_maps_cut_no_figure(found: dl.Inside) -> None:
+    long = SimpleNamespace(
+        layers=found.layers.assign(map="orthogonal:scaled", layer=23, effective_rank_update=120.0), notes=(),
+        spectra=found.spectra, local_maps=found.local_maps,
+    )  # fmt: skip
+    console = Console(width=80, file=io.StringIO())
+    console.print(inside_tables("tiny-gpt2", long))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for whole in ("layer", "(update)", "direct.", "/ null", "average", "KL of it", "nats", "(120)", "23→24"):
+        assert whole in text[: text.index("rank: effective")]
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StoreError, match="takes no files"):
+        dl.inside("no-such-model", out=tmp_path)
 
 
 def test_bad_input_is_refused_before_any_model_is_loaded(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
 """What one replaced state does to later tokens, against the obvious loop: attention, state-space, hybrid models."""
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from tiny_models import tiny_model
 from typer.testing import CliRunner
 
@@ -21,6 +24,7 @@ from deltalens.experiment.later import distance_ranges
 from deltalens.experiment.plan import make_plan
 from deltalens.models.blocks import override_output
 from deltalens.models.builtin_models import TOKENIZER_FOLDER
+from deltalens.report.later import later_tables
 
 SMALL: dict[str, Any] = {"tokens": 256, "pool_tokens": 320, "window": 32, "neighbors": 24, "resamples": 100}
 LAYER = 1
@@ -142,6 +146,20 @@ def test_bad_input_is_refused_in_one_line() -> None:
         dl.later("no-such-model", positions=0)
     with pytest.raises(CorpusError, match="no token that takes part has a later one"):
         dl.later("tiny-gpt2", layers=[2], skip_first=31, maps=["mean"], **SMALL | {"neighbors": 4, "tokens": 320})
+
+
+def test_long_names_and_many_ranges_cut_nothing(found: dl.Later) -> None:
+    name = "orthogonal:scaled"
+    layers = found.layers.head(1).assign(map=name, layer=23)
+    ranges = [(2**power, 2 ** (power + 1) - 1) for power in range(8)]
+    distances = pd.DataFrame(ranges, columns=["distance_from", "distance_to"])
+    distances = distances.assign(layer=23, map=name, protocol="held_out", kl=0.1234)
+    console = Console(width=80, file=io.StringIO())
+    console.print(later_tables("tiny-gpt2", SimpleNamespace(layers=layers, distances=distances)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "128-255" in text
+    assert text.count(" 123") == len(ranges)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
 def test_the_command_line_shows_80_columns_and_json(tmp_path: Path) -> None:

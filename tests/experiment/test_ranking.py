@@ -143,6 +143,20 @@ def test_the_table_has_a_line_per_layer_within_80_columns(ranking: dl.LayerRanki
     assert dl.LayerRanking(json.loads((tmp_path / "r.json").read_text())).removal_order() == ranking.removal_order()
 
 
+def test_long_names_and_large_figures_cut_nothing(ranking: dl.LayerRanking) -> None:
+    facts = json.loads(ranking.to_json()) | {"global_map": "orthogonal:scaled", "local_map": "orthogonal:scaled"}
+    for row in facts["layers"]:
+        row["layer"] += 20
+        for name in ("skip", "global", "local"):
+            row |= {f"{name}_increase": 12.345, f"{name}_increase_lo": 11.0, f"{name}_increase_hi": 13.5}
+    text = shown(dl.LayerRanking(facts))
+    table = text[: text.index("Nats per token")]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in table
+    assert all(table.count(f"{layer}→{layer + 1}") == 1 for layer in (20, 21))
+    assert {table.count(part) for part in ("12.345", "±1.250")} == {3 * len(facts["layers"])}
+
+
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str, str]:
     monkeypatch.setattr(sys, "argv", ["deltalens", *words])
     with pytest.raises(SystemExit) as caught:

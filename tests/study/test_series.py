@@ -79,6 +79,17 @@ def test_the_typical_figure_is_the_judged_protocols_median_layer() -> None:
     assert [row["runs"], row["min"], row["max"]] == [2, 0.3, 0.5]
 
 
+def test_a_run_that_sweeps_counts_with_its_first_point_and_plans_every_one(monkeypatch: Any, capsys: Any) -> None:
+    points = [summary_rows("held_out", 1, spearman=value).assign(neighbors=k) for k, value in ((8, 0.2), (16, 0.9))]
+    run = run_of(*points)
+    run.manifest["spec"] = {"neighbors": [8, 16]}
+    for table in (figure_spread(["a", "a"], [run, run]), typical_spread(["a", "a"], [run, run])):
+        row = table[table["measure"] == "spearman"].iloc[0]
+        assert [row["runs"], row["min"], row["max"]] == [2, 0.2, 0.2]
+    words = "repeat --seeds 0 --layers 1,2 --maps mean --protocol held_out --neighbors 8,16 --dry-run --json"
+    assert json.loads(call(monkeypatch, capsys, *words.split())[1])["plan"][0]["units"] == 4
+
+
 def test_protocols_are_contrasted_on_the_maps_that_are_best_outside_the_sample() -> None:
     good = {"relative_update_error": [0.2, 0.2, 0.9]}
     run = run_of(

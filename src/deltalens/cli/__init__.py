@@ -23,7 +23,10 @@ def main() -> None:
         sys.stderr.close()
         raise SystemExit(FAILED) from None
     if code == INTERRUPTED:
-        _fail("interrupted; what was committed is kept: go on with the same command, --resume and --out", INTERRUPTED)
+        _fail(
+            "interrupted; what a run or study committed is kept: go on with the same command, --resume and --out",
+            INTERRUPTED,
+        )
     raise SystemExit(code)
 
 

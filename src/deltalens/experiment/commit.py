@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def commit_folder(folder: Path, marker: dict[str, Any], write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary folder, add the marker with every file's size and hash, and put it in place."""
-    with _one_line_errors(folder):
+    with _one_line_errors(folder, "run again with --resume"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
         try:
@@ -120,12 +120,12 @@ def remove_temporaries(folder: Path) -> None:
 
 
 @contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
+def _one_line_errors(path: Path, then: str = "run again") -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise StoreError(f"{path} can't be written: {reason}; mend that and run again with --resume") from error
+        raise StoreError(f"{path} can't be written: {reason}; mend that and {then}") from error
 
 
 def _write_text(path: Path, text: str) -> None:

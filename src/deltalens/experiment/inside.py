@@ -250,7 +250,8 @@ def _keyed(key: Mapping[str, object], table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _median(values: Tensor) -> float:
-    return float(values.double().nanmedian())
+    """The middle of two where their number is even, as in a run's summary; torch's takes the lower one."""
+    return float(values.double().nanquantile(0.5))
 
 
 def _less(part: Tensor, whole: Tensor) -> float:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deltalens.errors import StoreError
+from deltalens.experiment.commit import write_file
 from deltalens.report.figures import COLOURS, PAGE_WIDTH, STYLES, paper_style
 from deltalens.report.logic import number
 
@@ -123,7 +123,8 @@ def _local_table(protocol: str, local_maps: pd.DataFrame) -> Table:
 def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", width=80)
     for heading, justify in columns:
-        table.add_column(heading, justify=justify, no_wrap=True, overflow="fold")  # type: ignore[arg-type]
+        # Long names of maps fold, so that no figure is cut.
+        table.add_column(heading, justify=justify, no_wrap=heading != "map", overflow="fold")  # type: ignore[arg-type]
     return table
 
 
@@ -150,13 +151,10 @@ def write_inside_figure(figure: "Figure", folder: Path) -> list[Path]:
         StoreError: the folder can't be written.
     """
     paths = [folder / f"inside.{kind}" for kind in FORMATS]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with paper_style():
-            for path in paths:
-                figure.savefig(path, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
-    except OSError as error:
-        raise StoreError(f"{folder}: the figure can't be written ({error.strerror}); choose another folder") from error
+    with paper_style():
+        for path in paths:
+            dated = {"CreationDate": None} if path.suffix == ".pdf" else None
+            write_file(path, lambda temporary, m=dated: figure.savefig(temporary, metadata=m))  # type: ignore[misc]
     return paths
 
 
@@ -199,7 +197,12 @@ def _draw_ranks(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
     for index, name in enumerate(maps):
         own = rows[rows["map"] == name]
         panel.plot(
-            own["layer"], own["effective_rank"], color=COLOURS[index], label=f"residual, {name}", marker="o", ms=3
+            own["layer"],
+            own["effective_rank"],
+            color=COLOURS[index % len(COLOURS)],
+            label=f"residual, {name}",
+            marker="o",
+            ms=3,
         )
     first = rows[rows["map"] == maps[0]]
     panel.plot(first["layer"], first["effective_rank_update"], color="#1b1b1b", linestyle=STYLES[1], label="update")
@@ -212,10 +215,19 @@ def _draw_parts(panel: "Panel", rows: pd.DataFrame, name: str) -> None:
     own = rows[rows["map"] == name]
     for index, part in enumerate(("mixer", "mlp")):
         panel.plot(
-            own["layer"], own[f"explained_{part}"], color=COLOURS[index], label=f"residual, {part}", marker="o", ms=3
+            own["layer"],
+            own[f"explained_{part}"],
+            color=COLOURS[index % len(COLOURS)],
+            label=f"residual, {part}",
+            marker="o",
+            ms=3,
         )
         panel.plot(
-            own["layer"], own[f"update_{part}"], color=COLOURS[index], linestyle=STYLES[1], label=f"update, {part}"
+            own["layer"],
+            own[f"update_{part}"],
+            color=COLOURS[index % len(COLOURS)],
+            linestyle=STYLES[1],
+            label=f"update, {part}",
         )
     panel.set(title=f"Sub-layers ({name})", xlabel="layer", ylabel="share of energy")
     _note_if_empty(panel, own["explained_mixer"])
@@ -228,7 +240,12 @@ def _draw_context(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
     for index, name in enumerate(maps):
         own = rows[rows["map"] == name]
         panel.plot(
-            own["layer"], own["context_average"], color=COLOURS[index], label=f"average, {name}", marker="o", ms=3
+            own["layer"],
+            own["context_average"],
+            color=COLOURS[index % len(COLOURS)],
+            label=f"average, {name}",
+            marker="o",
+            ms=3,
         )
     low = float(np.nanmin([0.0, *rows["context_average"]]))
     panel.set(title="Context's effect", xlabel="layer", ylabel="share", ylim=(max(-1.0, low), None))
@@ -238,9 +255,22 @@ def _draw_context(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
 def _draw_subspace(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
     for index, name in enumerate(maps):
         own = rows[rows["map"] == name]
-        panel.plot(own["layer"], own["energy_in"], color=COLOURS[index], linestyle=STYLES[1], label=f"energy, {name}")
+        panel.plot(
+            own["layer"],
+            own["energy_in"],
+            color=COLOURS[index % len(COLOURS)],
+            linestyle=STYLES[1],
+            label=f"energy, {name}",
+        )
         if "recovered_in" in own:
-            panel.plot(own["layer"], own["recovered_in"], color=COLOURS[index], label=f"KL, {name}", marker="o", ms=3)
+            panel.plot(
+                own["layer"],
+                own["recovered_in"],
+                color=COLOURS[index % len(COLOURS)],
+                label=f"KL, {name}",
+                marker="o",
+                ms=3,
+            )
     panel.set(title="Tokenwise subspace", xlabel="layer", ylabel="share of the residual")
     _legend(panel)
 
@@ -252,7 +282,14 @@ def _draw_local(panel: "Panel", local_maps: pd.DataFrame, protocol: str) -> None
         return
     own = local_maps[local_maps["protocol"] == protocol].groupby("layer").median(numeric_only=True)
     for index, side in enumerate(("output", "input")):
-        panel.plot(own.index, own[f"angle_{side}"], color=COLOURS[index], label=f"{side} directions", marker="o", ms=3)
+        panel.plot(
+            own.index,
+            own[f"angle_{side}"],
+            color=COLOURS[index % len(COLOURS)],
+            label=f"{side} directions",
+            marker="o",
+            ms=3,
+        )
     _legend(panel)
 
 

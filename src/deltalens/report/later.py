@@ -75,7 +75,8 @@ def _distances_table(rows: pd.DataFrame) -> Table:
 def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", width=80)
     for heading, justify in columns:
-        table.add_column(heading, justify=justify, no_wrap=True, overflow="fold")  # type: ignore[arg-type]
+        # Long names of maps fold, so that no figure is cut.
+        table.add_column(heading, justify=justify, no_wrap=heading != "map", overflow="fold")  # type: ignore[arg-type]
     return table
 
 
@@ -88,6 +89,8 @@ def _interval(row: pd.Series, name: str) -> str:
 def _thousandths(value: float) -> str:
     if math.isnan(value):
         return "–"
+    if value >= 0.0995:  # no exponent, which takes more room than it says
+        return f"{1000 * value:.0f}"
     return f"{1000 * value:.2g}" if value == 0 or value >= 1e-6 else "<.001"
 
 

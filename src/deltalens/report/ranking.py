@@ -41,8 +41,10 @@ def ranking_table(ranking: LayerRanking) -> Group:
     title = f"{Path(facts['model']['name']).name}: loss {facts['original_loss']:.3f} nats, and what is added to it"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", width=80)
     table.add_column("layer", no_wrap=True)
-    for heading in ("by\nskip", f"by global\n{facts['global_map']}", f"by local\n{facts['local_map']}"):
-        table.add_column(heading, justify="right", no_wrap=True, overflow="fold")
+    table.add_column("by\nskip", justify="right", no_wrap=True)
+    for heading in (f"by global\n{facts['global_map']}", f"by local\n{facts['local_map']}"):
+        # Long names of maps fold, so that no figure is cut.
+        table.add_column(heading, justify="right", overflow="fold")
     table.add_column("Block\nInfl.", justify="right", no_wrap=True)
     table.add_column("line-\narity", justify="right", no_wrap=True)
     table.add_column("goes\n" + _places(_SHORT.values()), no_wrap=True)

@@ -20,7 +20,7 @@ class Forecast:
         here: whether they are on this machine already.
         megabytes: of the weights, None where it isn't known.
         layers: how many are measured, None where it isn't known.
-        units: layers × maps × protocols, likewise.
+        units: layers × maps × protocols × points of a sweep, likewise.
     """
 
     name: str
@@ -55,5 +55,5 @@ def _forecast(member: Member) -> Forecast:
         here=seen.here,
         megabytes=seen.megabytes or member.megabytes,
         layers=layers,
-        units=None if layers is None else layers * len(spec.maps) * len(spec.protocol),
+        units=None if layers is None else layers * len(spec.maps) * len(spec.protocol) * len(spec.points()),
     )

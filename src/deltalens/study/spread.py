@@ -1,10 +1,14 @@
-"""How far a study's figures and verdicts move over seeds: smallest, middle and largest, per layer and map."""
+"""How far a study's figures and verdicts move over seeds: smallest, middle and largest, per layer and map.
+
+A run that sweeps counts with its first point, as everywhere in a study.
+"""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
 from deltalens.report.claims import TITLES
+from deltalens.report.points import at_point
 from deltalens.report.protocol import RunLike, judged_protocol, sort_protocols
 from deltalens.study.verdicts import JOINT, Verdicts
 
@@ -27,7 +31,7 @@ def figure_spread(groups: Sequence[str], runs: Sequence[RunLike]) -> pd.DataFram
         One row per group, layer, map, fit, protocol and measure: ``runs`` (how many have the figure), ``min``,
         ``median``, ``max``. Undefined figures are left out of all of them.
     """
-    tables = [run.summary().assign(group=group) for group, run in zip(groups, runs, strict=True)]
+    tables = [at_point(run).summary().assign(group=group) for group, run in zip(groups, runs, strict=True)]
     table = pd.concat(tables, ignore_index=True)
     present = [name for name in KEY_FIGURES if name in table]
     long = table.melt(id_vars=KEY, value_vars=present, var_name="measure", value_name="value")
@@ -48,7 +52,7 @@ def typical_spread(groups: Sequence[str], runs: Sequence[RunLike]) -> pd.DataFra
     """
     parts = []
     for group, run in zip(groups, runs, strict=True):
-        summary = run.summary()
+        summary = at_point(run).summary()
         protocols = sort_protocols(set(summary["protocol"].astype(str)))
         own = summary[summary["protocol"] == (judged_protocol(protocols) or protocols[0])]
         present = [name for name in KEY_FIGURES if name in own]

@@ -1,6 +1,7 @@
 """Tables of a study beside a run: written whole or not at all, and shown as plain records."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ def check_writable(folder: Path | None) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"{folder} can't be used as a folder: {reason}; choose another --out") from None
+    if not os.access(folder, os.W_OK):
+        raise StoreError(f"{folder} takes no files; choose another --out")
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
