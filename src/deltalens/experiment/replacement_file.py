@@ -1,4 +1,4 @@
-"""Replacements as files: safetensors with everything in the header that says what they are; no pickle."""
+"""Replacements as files: safetensors with everything in the header that says what they are; nothing in them runs."""
 
 import json
 from dataclasses import asdict

@@ -52,8 +52,8 @@ class Replacements:
         >>> import deltalens as dl, tempfile
         >>> folder = tempfile.mkdtemp() + "/maps"
         >>> found = dl.fit_replacements("tiny-gpt2", layers=[3], maps="mean", tokens=128, pool_tokens=256, out=folder)
-        >>> found.to_frame()[["layer", "map", "file"]].iloc[0].tolist()
-        [3, 'mean', '03.mean.safetensors']
+        >>> found.to_frame()[["map", "file"]].iloc[0].tolist()
+        ['mean', '03.mean.safetensors']
     """
 
     folder: Path
