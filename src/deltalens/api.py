@@ -224,7 +224,10 @@ def run_spec(
     plan = make_plan(spec, loaded, documents, folder)
     if resume:
         check_resumable(plan)
-    progress.note(f"{len(plan.keys)} units, about {plan.state_bytes / 1e6:.0f} MB of states in {folder}")
+    progress.note(
+        f"{len(plan.keys)} units; needs about {plan.disk_bytes / 1e9:.3f} GB of disk in {folder}, "
+        f"{plan.free_bytes / 1e9:.2f} GB are free"
+    )
     execute(plan, progress)
     finished = Run(folder)
     finished.report()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import deltalens as dl
-from deltalens.experiment import blocks
+from deltalens.experiment import blocks, layer
 from deltalens.experiment.blocks import all_partners, cut_blocks, window_blocks
+from deltalens.experiment.store import RunFolder
 
 SMALL: dict[str, Any] = {
     "layers": [1, 4], "maps": ["linear", "orthogonal", "mlp:4"], "tokens": 240, "pool_tokens": 384, "window": 48,
@@ -88,3 +89,26 @@ def test_a_block_without_included_tokens_keeps_its_rows(
     left_out = rows["window"] < 2
     assert rows.loc[left_out, ["relative_error", "kl_single", "nll"]].isna().all(axis=None)
     assert rows.loc[~left_out & ~rows["excluded"], "kl_single"].notna().all()
+
+
+@pytest.mark.parametrize(("size", "measured"), [(1024, [1, 2, 3]), (96, [4, 5, 6])])
+def test_a_unit_is_committed_before_the_last_block_measures_the_next(
+    model: dl.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, measured: list[int]
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_TOKENS", size)
+    parts, found = [], []
+    part, write = layer._BlockMeasure.part, RunFolder.write_unit
+
+    def counted(self: layer._BlockMeasure, *given: Any, **options: Any) -> Any:
+        parts.append(given)
+        return part(self, *given, **options)
+
+    def written(self: RunFolder, *given: Any) -> None:
+        found.append(len(parts))
+        write(self, *given)
+
+    monkeypatch.setattr(layer._BlockMeasure, "part", counted)
+    monkeypatch.setattr(RunFolder, "write_unit", written)
+    own = {"layers": [1], "maps": ["identity", "mean", "diagonal"], "protocol": "in_sample", "scope": ""}
+    dl.run(model, out=tmp_path / "r", **(SMALL | own | {"tokens": 192}))
+    assert found == measured

@@ -1,5 +1,6 @@
 """Runs survive what ends them: a kill at any moment, a full disk, damage, memory that doesn't suffice."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import deltalens as dl
 from deltalens.experiment import states
 from deltalens.experiment.captured import _non_finite
 from deltalens.experiment.corpus import Windows
+from deltalens.experiment.progress import Silent
 
 SMALL: dict[str, Any] = {
     "layers": [1, 3],
@@ -123,6 +125,34 @@ def test_a_disk_that_is_too_small_from_the_start_is_said_before_the_run(small_di
     with pytest.raises(dl.StoreError, match="GB are free"):
         dl.run("tiny-gpt2", out=small_disk / "r", **(SMALL | {"tokens": 2048, "pool_tokens": 4096}))
     assert not list(small_disk.iterdir())
+
+
+class Notes(Silent):
+    """What a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+
+def test_the_disk_that_a_sweep_needs_is_said_before_it_starts(tmp_path: Path) -> None:
+    notes, sweep = Notes(), {"layers": [1], "maps": "mean", "neighbors": [4, 8, 12, 16], "scope": "single"}
+    dl.run("tiny-gpt2", out=tmp_path / "r", keep_states=True, progress=notes, **(SMALL | sweep))
+    said = re.search(r"needs about ([\d.]+) GB of disk in .*, [\d.]+ GB are free", notes.said[0])
+    assert said is not None
+    assert 0.5 < sum(file.stat().st_size for file in tmp_path.rglob("*")) / (float(said[1]) * 1e9) < 1
+
+
+def test_disk_that_a_resumed_run_holds_already_is_not_asked_for_again(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nearly_full = shutil.disk_usage(copy)._replace(free=1_000_000)
+    monkeypatch.setattr("deltalens.experiment.plan.shutil.disk_usage", lambda _: nearly_full)
+    with pytest.raises(dl.StoreError, match="GB are free"):
+        dl.run("tiny-gpt2", out=copy.parent / "new", **SMALL)
+    dl.run("tiny-gpt2", out=copy, resume=True, keep_states=True, **SMALL)
 
 
 def test_memory_does_not_grow_with_layers() -> None:

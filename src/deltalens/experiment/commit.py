@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,15 @@ def file_identity(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def bytes_held(folder: Path) -> int:
+    """Bytes of the files below a folder; one that another writer just removed counts nothing."""
+    held = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            held += path.lstat().st_size if path.is_file() else 0
+    return held
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -62,16 +62,20 @@ class LayerUnits:
                 for key in together:
                     listed = any(plan.carries_neighbors(twin) for twin in twins[key])
                     parts[key].append(measure.part(key, neighbors=listed))
-            for key in together:
-                rows, summary = self._unit(parts[key], shared.null(key))
-                neighbors = _neighbor_table(parts.pop(key))
-                for twin in twins[key]:
-                    carried = neighbors if plan.carries_neighbors(twin) else None
-                    if carried is not None:
-                        carried = carried.assign(**_searched(twin))
-                    plan.folder.write_unit(twin, plan.fingerprint, rows, summary, carried)
-                    yield twin
+                    if block is captured.blocks[-1]:  # at once: what is committed outlives a kill
+                        yield from self._written(twins[key], parts.pop(key), shared.null(key))
             shared.forget()
+
+    def _written(self, twins: Sequence[UnitKey], parts: Sequence["_Part"], null: Geometry | None) -> Iterator[UnitKey]:
+        """Commit a measured unit under each of its keys."""
+        plan, neighbors = self._captured.plan, _neighbor_table(parts)
+        rows, summary = self._unit(parts, null)
+        for twin in twins:
+            carried = neighbors if plan.carries_neighbors(twin) else None
+            if carried is not None:
+                carried = carried.assign(**_searched(twin))
+            plan.folder.write_unit(twin, plan.fingerprint, rows, summary, carried)
+            yield twin
 
     def _unit(self, parts: Sequence["_Part"], null: Geometry | None) -> tuple[pd.DataFrame, dict[str, float]]:
         """The token rows and the summary row of one unit."""
