@@ -199,8 +199,8 @@ class Given:
 def given_for(model: str | Path | Model | None, text: TextSource | None, fields: dict[str, object]) -> Given:
     """The spec of the given arguments; arguments as in `run`."""
     text = text if text is None or isinstance(text, (str, Path)) else _listed(text)
-    spec, documents = spec_and_documents(model, text, fields)
-    return Given(spec, as_it_is(model) if isinstance(model, Model) else None, documents)
+    spec, documents = _spec_and_documents(model, text, fields)
+    return Given(spec, _as_it_is(model) if isinstance(model, Model) else None, documents)
 
 
 def run_spec(
@@ -266,7 +266,7 @@ def fresh_folder(model: str) -> Path:
     return next(RUNS / name for name in names if not (RUNS / name).exists())
 
 
-def spec_and_documents(
+def _spec_and_documents(
     model: str | Path | Model | None, text: TextSource | None, fields: dict[str, object]
 ) -> tuple[RunSpec, Documents | None]:
     """The spec that the arguments of a verb make, and the documents where they are content rather than paths."""
@@ -299,7 +299,7 @@ def _named(model: object, fields: dict[str, object]) -> dict[str, object]:
     return {"model": model.identity.name, "revision": model.identity.revision, "dtype": plain}
 
 
-def as_it_is(model: Model) -> Model:
+def _as_it_is(model: Model) -> Model:
     """The model with the hash of its weights as they are now; they may have been edited since it was loaded."""
     return replace(model, identity=replace(model.identity, weight_hash=weight_hash(model.hf)))
 

@@ -29,6 +29,13 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return lambda *arguments: call(monkeypatch, capsys, *arguments)
 
 
+def test_help_waits_for_no_library_that_only_measuring_needs() -> None:
+    heavy = ("transformers", "pandas", "matplotlib", "plotly", "ray")
+    asked = f"import sys, deltalens.cli; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     (tmp_path / "short.txt").write_text("Only a few words.")

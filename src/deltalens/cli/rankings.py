@@ -8,9 +8,7 @@ from rich.console import Console
 
 from deltalens.cli.app import app
 from deltalens.cli.options import Parameter, with_spec_options
-from deltalens.experiment.ranking import DEFAULT_GLOBAL_MAP, DEFAULT_LOCAL_MAP
-from deltalens.experiment.ranking import UNUSED as NOT_RANKED
-from deltalens.experiment.replacing import UNUSED as NOT_REPLACED
+from deltalens.experiment.study_fields import DEFAULT_GLOBAL_MAP, DEFAULT_LOCAL_MAP, NOT_RANKED, NOT_REPLACED
 
 _QUIET: Parameter = ("quiet", Annotated[bool, typer.Option("--quiet", help="No progress.")], False)
 _JSON: Parameter = ("as_json", Annotated[bool, typer.Option("--json", help="Print JSON.")], False)

@@ -10,15 +10,16 @@ from rich.console import Console
 from deltalens.cli.app import app
 from deltalens.cli.options import Parameter, with_spec_options
 from deltalens.experiment.spec import RunSpec
+from deltalens.experiment.study_fields import INSIDE, JACOBIAN_TOKENS, LATER, POSITIONS
 
 
 def _inside(jacobian_tokens: int, out: Path | None, quiet: bool, as_json: bool, fields: dict[str, object]) -> None:
     from deltalens.experiment.progress import Bars, Silent
     from deltalens.report.inside import inside_tables
-    from deltalens.study.inside import DEFAULTS, inside_spec
+    from deltalens.study.inside import inside_spec
     from deltalens.study.table import records
 
-    spec = RunSpec.parse(**DEFAULTS | fields)
+    spec = RunSpec.parse(**INSIDE | fields)
     progress = Silent() if quiet or as_json else Bars(Console(stderr=True))
     found = inside_spec(spec, None, None, jacobian_tokens=jacobian_tokens, out=out, progress=progress)
     if as_json:
@@ -33,10 +34,10 @@ def _inside(jacobian_tokens: int, out: Path | None, quiet: bool, as_json: bool, 
 def _later(positions: int, out: Path | None, quiet: bool, as_json: bool, fields: dict[str, object]) -> None:
     from deltalens.experiment.progress import Bars, Silent
     from deltalens.report.later import later_tables
-    from deltalens.study.later import DEFAULTS, later_spec
+    from deltalens.study.later import later_spec
     from deltalens.study.table import records
 
-    spec = RunSpec.parse(**DEFAULTS | fields)
+    spec = RunSpec.parse(**LATER | fields)
     progress = Silent() if quiet or as_json else Bars(Console(stderr=True))
     found = later_spec(spec, None, None, positions=positions, out=out, progress=progress)
     if as_json:
@@ -58,7 +59,7 @@ app.command("inside")(
             (
                 "jacobian_tokens",
                 Annotated[int, typer.Option(help="Tokens at which the layer's own local map is looked at; 0: none.")],
-                16,
+                JACOBIAN_TOKENS,
             ),
             _OUT,
             _QUIET,
@@ -73,7 +74,7 @@ app.command("later")(
     with_spec_options(
         _later,
         [
-            ("positions", Annotated[int, typer.Option(help="Tokens that are replaced, one at a time.")], 64),
+            ("positions", Annotated[int, typer.Option(help="Tokens that are replaced, one at a time.")], POSITIONS),
             _OUT,
             _QUIET,
             _JSON,

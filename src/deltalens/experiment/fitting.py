@@ -62,6 +62,14 @@ class LayerStates:
     pool_x: Float[Tensor, "p d"] | None
     pool_y: Float[Tensor, "p d"] | None
 
+    def pool(self, protocol: Protocol) -> Pairs:
+        """What a protocol's maps are fitted on."""
+        if protocol != "held_out":
+            return Pairs(self.x, self.y)
+        assert self.pool_x is not None
+        assert self.pool_y is not None
+        return Pairs(self.pool_x, self.pool_y)
+
 
 def layer_states(captured: Captured, layer: int) -> LayerStates:
     """The included tokens of one transition, on the model's device and in the precision of the fits."""
@@ -268,12 +276,7 @@ class ProtocolFits:
     ) -> None:
         self.states, self.protocol, self.spec = states, protocol, spec
         own = Pairs(states.x, states.y)
-        pool = own
-        if protocol == "held_out":
-            assert states.pool_x is not None
-            assert states.pool_y is not None
-            pool = Pairs(states.pool_x, states.pool_y)
-        shared = PoolFits(states.layer, protocol, pool, states.windows, spec, model)
+        shared = PoolFits(states.layer, protocol, states.pool(protocol), states.windows, spec, model)
         self._all = AnchorFits(shared, Anchors(own, torch.arange(len(own.x)), states.windows, partner))
         rows = null_sample(len(own.x), spec)
         at = rows.to(own.x.device)

@@ -79,13 +79,8 @@ class _FittedMaps:
     """The map `affine` of each token's neighbourhood, with its matrix in hand."""
 
     def __init__(self, states: LayerStates, protocol: Protocol, neighborhoods: Neighborhoods, ridge: float) -> None:
-        pool_x, pool_y = states.x, states.y
-        if protocol == "held_out":
-            assert states.pool_x is not None
-            assert states.pool_y is not None
-            pool_x, pool_y = states.pool_x, states.pool_y
-        merged = neighborhoods.merged
-        self._inputs, self._updates = pool_x[merged.representative], merged.averaged(pool_y - pool_x)
+        pool, merged = states.pool(protocol), neighborhoods.merged
+        self._inputs, self._updates = pool.x[merged.representative], merged.averaged(pool.y - pool.x)
         self._rows, self._ridge = neighborhoods.rows, ridge
 
     def at(self, token: int) -> tuple[AffineFit, Float[Tensor, "k d"]]:

@@ -31,7 +31,6 @@ from deltalens.experiment.workbench import Workbench, open_workbench
 from deltalens.models import Model
 
 SCHEMA = 1
-DEFAULT_GLOBAL_MAP, DEFAULT_LOCAL_MAP = "linear", "low_rank:8"
 
 #: What ranks layers, and the column whose small values mean that a layer can go.
 CRITERIA: Mapping[str, str] = {
@@ -41,15 +40,6 @@ CRITERIA: Mapping[str, str] = {
     "block_influence": "block_influence",
     "nonlinearity": "nonlinearity",
 }
-
-#: Fields of a run that a ranking decides.
-DECIDED: dict[str, Any] = {"fit": "local", "protocol": ("held_out",), "scope": ("all",), "controls": False}
-
-#: Fields of a run that have no meaning for a ranking.
-UNUSED = frozenset(
-    {"maps", "exclude_window", "subspace", "null_tokens", "covariance", "dose", "divergence", "error", "sample",
-     "keep_states", *DECIDED}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,19 +88,6 @@ class LayerRanking:
             StoreError: the file can't be written.
         """
         write_json(Path(path), self.manifest)
-
-
-def ranking_fields(fields: Mapping[str, object], local_map: str) -> dict[str, object]:
-    """The fields of a run that ranks layers, from what was given of them.
-
-    Raises:
-        InputError: a field has no meaning here.
-    """
-    given = sorted(UNUSED & set(fields))
-    if given:
-        more = " (give global_map or local_map)" if given[0] == "maps" else ""
-        raise InputError(f"{given[0]} has no meaning for a ranking{more}; drop it")
-    return {**fields, **DECIDED, "maps": (local_map,)}
 
 
 def measure_ranking(
@@ -163,19 +140,16 @@ def _layer_scores(bench: Workbench, meter: FunctionalMeter, layer: int, global_m
     kept = {name: effect.without(patches[name].undefined_in("all")) for name, effect in effects.items()}
     tokens = {name: effect.nll_delta[included].double().numpy() for name, effect in kept.items()}
     tokens["block_influence"] = block_influence(states.x, states.y).cpu().numpy()
-    assert states.pool_x is not None
-    assert states.pool_y is not None
-    found = linearity(states.pool_x, states.pool_y)
+    pool = states.pool("held_out")
+    found = linearity(pool.x, pool.y)
     facts = {"linearity": found.states, "linearity_updates": found.updates, "linearity_floor": found.floor}
     return _Scores(layer, tokens, facts | {"nonlinearity": 1 - found.states})
 
 
 def _stand_ins(bench: Workbench, states: LayerStates, global_map: str) -> dict[str, Tensor]:
     """What takes the place of the layer's output: its input, the global map's, the local map's tokenwise part."""
-    spec = bench.plan.spec
-    assert states.pool_x is not None
-    assert states.pool_y is not None
-    parameters = fit_global(states.pool_x, states.pool_y, parse_map(global_map), ridge=spec.point.ridge, seed=spec.seed)
+    spec, pool = bench.plan.spec, states.pool("held_out")
+    parameters = fit_global(pool.x, pool.y, parse_map(global_map), ridge=spec.point.ridge, seed=spec.seed)
     local = bench.fits(states, "held_out").fit(parse_map(spec.maps[0]))
     return {
         "skip": states.x,

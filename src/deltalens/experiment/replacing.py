@@ -1,7 +1,7 @@
 """Fit maps that stand in for blocks, write them as files, and measure the model with each file in place."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,6 @@ from deltalens.models import Model, Replacement, ReplacementFacts, replaced_bloc
 from deltalens.models.replacement import cache_layer, output_kinds
 
 MANIFEST, SCHEMA = "replacements.json", 1
-
-#: Fields of a run that a replacement decides: one map for all tokens, fitted on text that it isn't judged on.
-DECIDED: dict[str, Any] = {"fit": "global", "protocol": ("held_out",), "scope": (), "controls": False}
-
-#: Fields of a run that measure what a replacement doesn't.
-UNUSED = frozenset(
-    {"neighbors", "metric", "distinct", "exclude_window", "subspace", "null_tokens", "covariance", "dose",
-     "divergence", "error", "sample", "keep_states", *DECIDED}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,18 +70,6 @@ class Replacements:
     def to_json(self) -> str:
         """The manifest as JSON."""
         return json.dumps(self.manifest, ensure_ascii=False)
-
-
-def replacement_fields(fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields of a run that fits replacements, from what was given of them.
-
-    Raises:
-        InputError: a field has no meaning here.
-    """
-    given = sorted(UNUSED & set(fields))
-    if given:
-        raise InputError(f"{given[0]} has no meaning for replacements, which are global and held out; drop it")
-    return {**fields, **DECIDED}
 
 
 def write_replacements(
@@ -143,12 +122,10 @@ def _layer_rows(
 
 def _fitted(bench: Workbench, layer: int) -> Iterator[tuple[str, Replacement]]:
     spec, model = bench.plan.spec, bench.plan.model
-    states = bench.states(layer)
-    assert states.pool_x is not None
-    assert states.pool_y is not None
+    pool = bench.states(layer).pool("held_out")
     kind, number = output_kinds(model)[layer], cache_layer(model.blocks[layer], layer)
     for map in spec.maps:
-        parameters = fit_global(states.pool_x, states.pool_y, parse_map(map), ridge=spec.point.ridge, seed=spec.seed)
+        parameters = fit_global(pool.x, pool.y, parse_map(map), ridge=spec.point.ridge, seed=spec.seed)
         yield map, Replacement(parameters, ReplacementFacts(map, layer, model.width, model.identity, kind, number))
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from deltalens.experiment.commit import write_file
 from deltalens.report.figures import COLOURS, PAGE_WIDTH, STYLES, paper_style
+from deltalens.report.frame import percent, study_table
 from deltalens.report.logic import number
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ _LOCAL_LEGEND = (
 
 
 def _layers_table(title: str, found: InsideLike, protocol: str) -> Table:
-    table = _table(title, _COLUMNS)
+    table = study_table(title, _COLUMNS)
     rows = found.layers[found.layers["protocol"] == protocol]
     before = None
     for _, row in rows.iterrows():
@@ -88,11 +88,11 @@ def _layers_table(title: str, found: InsideLike, protocol: str) -> Table:
             "" if layer == before else f"{layer}→{layer + 1}",
             str(row["map"]),
             f"{_short(row['effective_rank'])}\n({_short(row['effective_rank_update'])})",
-            _share(row["share_top_8"]),
+            percent(row["share_top_8"]),
             _ratio(row["shared_cosine_squared"], row["shared_cosine_squared_null"]),
-            f"{_share(row['explained_mixer'])}\n{_share(row['explained_mlp'])}",
-            f"{_two(row['context_size'])}\n{_share(row['context_average'])}",
-            f"{_share(row['energy_in'])}\n{_share(row.get('recovered_in', math.nan))}",
+            f"{percent(row['explained_mixer'])}\n{percent(row['explained_mlp'])}",
+            f"{_two(row['context_size'])}\n{percent(row['context_average'])}",
+            f"{percent(row['energy_in'])}\n{percent(row.get('recovered_in', math.nan))}",
             number(float(row.get("kl_single", math.nan))),
         ]
         table.add_row(*[Text(cell) for cell in cells])
@@ -107,7 +107,7 @@ _LOCAL_COLUMNS = (
 
 
 def _local_table(protocol: str, local_maps: pd.DataFrame) -> Table:
-    table = _table(f"The layer's own local map, {protocol.replace('_', ' ')}", _LOCAL_COLUMNS)
+    table = study_table(f"The layer's own local map, {protocol.replace('_', ' ')}", _LOCAL_COLUMNS)
     for layer in dict.fromkeys(local_maps["layer"]):
         middle = local_maps[local_maps["layer"] == layer].median(numeric_only=True)
         table.add_row(
@@ -115,25 +115,13 @@ def _local_table(protocol: str, local_maps: pd.DataFrame) -> Table:
             number(middle["gain_fit"]),
             f"{_two(middle['overlap_output'])}, {_two(middle['overlap_input'])} ({_two(middle['overlap_chance'])})",
             f"{middle['angle_output']:.0f}°, {middle['angle_input']:.0f}°", _two(middle["homogeneity"]),
-            _share(middle["linearised_share"]),
+            percent(middle["linearised_share"]),
         )  # fmt: skip
-    return table
-
-
-def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", width=80)
-    for heading, justify in columns:
-        # Long names of maps fold, so that no figure is cut.
-        table.add_column(heading, justify=justify, no_wrap=heading != "map", overflow="fold")  # type: ignore[arg-type]
     return table
 
 
 def _two(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2f}"
-
-
-def _share(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.0%}"
 
 
 def _short(value: float) -> str:
@@ -196,14 +184,7 @@ def _draw_spectrum(panel: "Panel", spectra: pd.DataFrame, protocol: str, name: s
 def _draw_ranks(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
     for index, name in enumerate(maps):
         own = rows[rows["map"] == name]
-        panel.plot(
-            own["layer"],
-            own["effective_rank"],
-            color=COLOURS[index % len(COLOURS)],
-            label=f"residual, {name}",
-            marker="o",
-            ms=3,
-        )
+        _curve(panel, own["layer"], own["effective_rank"], index, f"residual, {name}")
     first = rows[rows["map"] == maps[0]]
     panel.plot(first["layer"], first["effective_rank_update"], color="#1b1b1b", linestyle=STYLES[1], label="update")
     panel.plot(first["layer"], first["effective_rank_random"], color="#8a909c", linestyle=STYLES[2], label="random")
@@ -214,21 +195,8 @@ def _draw_ranks(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
 def _draw_parts(panel: "Panel", rows: pd.DataFrame, name: str) -> None:
     own = rows[rows["map"] == name]
     for index, part in enumerate(("mixer", "mlp")):
-        panel.plot(
-            own["layer"],
-            own[f"explained_{part}"],
-            color=COLOURS[index % len(COLOURS)],
-            label=f"residual, {part}",
-            marker="o",
-            ms=3,
-        )
-        panel.plot(
-            own["layer"],
-            own[f"update_{part}"],
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[1],
-            label=f"update, {part}",
-        )
+        _curve(panel, own["layer"], own[f"explained_{part}"], index, f"residual, {part}")
+        _beside(panel, own["layer"], own[f"update_{part}"], index, f"update, {part}")
     panel.set(title=f"Sub-layers ({name})", xlabel="layer", ylabel="share of energy")
     _note_if_empty(panel, own["explained_mixer"])
     _legend(panel)
@@ -239,14 +207,7 @@ def _draw_context(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
     panel.plot(first["layer"], first["context_size"], color="#1b1b1b", linestyle=STYLES[1], label="size / update")
     for index, name in enumerate(maps):
         own = rows[rows["map"] == name]
-        panel.plot(
-            own["layer"],
-            own["context_average"],
-            color=COLOURS[index % len(COLOURS)],
-            label=f"average, {name}",
-            marker="o",
-            ms=3,
-        )
+        _curve(panel, own["layer"], own["context_average"], index, f"average, {name}")
     low = float(np.nanmin([0.0, *rows["context_average"]]))
     panel.set(title="Context's effect", xlabel="layer", ylabel="share", ylim=(max(-1.0, low), None))
     _legend(panel)
@@ -255,22 +216,9 @@ def _draw_context(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
 def _draw_subspace(panel: "Panel", rows: pd.DataFrame, maps: list[str]) -> None:
     for index, name in enumerate(maps):
         own = rows[rows["map"] == name]
-        panel.plot(
-            own["layer"],
-            own["energy_in"],
-            color=COLOURS[index % len(COLOURS)],
-            linestyle=STYLES[1],
-            label=f"energy, {name}",
-        )
+        _beside(panel, own["layer"], own["energy_in"], index, f"energy, {name}")
         if "recovered_in" in own:
-            panel.plot(
-                own["layer"],
-                own["recovered_in"],
-                color=COLOURS[index % len(COLOURS)],
-                label=f"KL, {name}",
-                marker="o",
-                ms=3,
-            )
+            _curve(panel, own["layer"], own["recovered_in"], index, f"KL, {name}")
     panel.set(title="Tokenwise subspace", xlabel="layer", ylabel="share of the residual")
     _legend(panel)
 
@@ -282,15 +230,17 @@ def _draw_local(panel: "Panel", local_maps: pd.DataFrame, protocol: str) -> None
         return
     own = local_maps[local_maps["protocol"] == protocol].groupby("layer").median(numeric_only=True)
     for index, side in enumerate(("output", "input")):
-        panel.plot(
-            own.index,
-            own[f"angle_{side}"],
-            color=COLOURS[index % len(COLOURS)],
-            label=f"{side} directions",
-            marker="o",
-            ms=3,
-        )
+        _curve(panel, own.index, own[f"angle_{side}"], index, f"{side} directions")
     _legend(panel)
+
+
+def _curve(panel: "Panel", layers: "pd.Index | pd.Series", values: pd.Series, index: int, label: str) -> None:
+    panel.plot(layers, values, color=COLOURS[index % len(COLOURS)], label=label, marker="o", ms=3)
+
+
+def _beside(panel: "Panel", layers: pd.Series, values: pd.Series, index: int, label: str) -> None:
+    """What a curve of the same colour is compared with."""
+    panel.plot(layers, values, color=COLOURS[index % len(COLOURS)], linestyle=STYLES[1], label=label)
 
 
 def _legend(panel: "Panel") -> None:

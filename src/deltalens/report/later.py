@@ -4,11 +4,11 @@ import math
 from typing import Protocol, runtime_checkable
 
 import pandas as pd
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deltalens.report.frame import percent, study_table
 from deltalens.report.logic import number
 
 
@@ -44,18 +44,18 @@ def later_tables(model: str, found: LaterLike) -> RenderableType:
         layers = found.layers[found.layers["protocol"] == protocol]
         count, after = int(layers["positions"].iloc[0]), layers["later_tokens"].iloc[0]
         title = f"{model}, {name}: effects on later tokens ({count} positions, {after:.0f} later tokens on average)"
-        parts.append(_layers_table(title, layers))
+        parts.append(_layersstudy_table(title, layers))
         parts.append(_distances_table(found.distances[found.distances["protocol"] == protocol]))
     floor = float(found.layers["noise_floor"].iloc[0])
     return Group(*parts, Text(f"{_LEGEND} Noise floor: {number(floor)} nats per token.", style="dim"))
 
 
-def _layers_table(title: str, rows: pd.DataFrame) -> Table:
-    table = _table(title, _COLUMNS)
+def _layersstudy_table(title: str, rows: pd.DataFrame) -> Table:
+    table = study_table(title, _COLUMNS)
     for _, row in rows.iterrows():
         table.add_row(
             f"{int(row['layer'])}→{int(row['layer']) + 1}", Text(str(row["map"])), _interval(row, "kl_own"),
-            _interval(row, "kl_later"), _percent(row["later_share"]), f"{row['kl_own_random']:.2g}",
+            _interval(row, "kl_later"), percent(row["later_share"]), f"{row['kl_own_random']:.2g}",
             f"{row['kl_later_random']:.2g}",
         )  # fmt: skip
     return table
@@ -65,18 +65,10 @@ def _distances_table(rows: pd.DataFrame) -> Table:
     ranges = sorted(set(zip(rows["distance_from"], rows["distance_to"], strict=True)))[:_MOST_RANGES]
     headings = [(f"{a}" if a == b else f"{a}-{b}", "right") for a, b in ranges]
     title = "Mean KL of one later token by its distance, thousandths of a nat"
-    table = _table(title, (("layer", "left"), ("map", "left"), *headings))
+    table = study_table(title, (("layer", "left"), ("map", "left"), *headings))
     for layer, name in dict.fromkeys(zip(rows["layer"].astype(int), rows["map"], strict=True)):
         own = rows[(rows["layer"] == layer) & (rows["map"] == name)].set_index("distance_from")["kl"]
         table.add_row(f"{layer}→{layer + 1}", Text(str(name)), *(_thousandths(float(own[a])) for a, _ in ranges))
-    return table
-
-
-def _table(title: str, columns: tuple[tuple[str, str], ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", width=80)
-    for heading, justify in columns:
-        # Long names of maps fold, so that no figure is cut.
-        table.add_column(heading, justify=justify, no_wrap=heading != "map", overflow="fold")  # type: ignore[arg-type]
     return table
 
 
@@ -92,7 +84,3 @@ def _thousandths(value: float) -> str:
     if value >= 0.0995:  # no exponent, which takes more room than it says
         return f"{1000 * value:.0f}"
     return f"{1000 * value:.2g}" if value == 0 or value >= 1e-6 else "<.001"
-
-
-def _percent(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.0%}"

@@ -5,20 +5,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from deltalens.api import as_it_is, spec_and_documents
+from deltalens.api import given_for
 from deltalens.errors import InputError
 from deltalens.experiment.documents import Documents, TextSource
 from deltalens.experiment.inside import InsideTables, look_inside
 from deltalens.experiment.progress import Progress, Silent
 from deltalens.experiment.spec import RunSpec
+from deltalens.experiment.study_fields import INSIDE, JACOBIAN_TOKENS
 from deltalens.experiment.workbench import open_workbench
 from deltalens.models import Model
 from deltalens.report.inside import inside_figure, write_inside_figure
 from deltalens.study.table import check_writable, write_tables
-
-#: What a look inside measures unless told otherwise.
-DEFAULTS: dict[str, object] = {"maps": ("affine", "low_rank:8"), "protocol": ("held_out",)}
-JACOBIAN_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -106,11 +103,10 @@ def inside(
         >>> found.layers["map"].tolist()
         ['affine', 'low_rank:8']
     """
-    spec, documents = spec_and_documents(model, text, DEFAULTS | fields)
-    loaded = as_it_is(model) if isinstance(model, Model) else None
+    given = given_for(model, text, INSIDE | fields)
     return inside_spec(
-        spec, loaded, documents, jacobian_tokens=jacobian_tokens, out=None if out is None else Path(out),
-        progress=progress or Silent(),
+        given.spec, given.model, given.documents, jacobian_tokens=jacobian_tokens,
+        out=None if out is None else Path(out), progress=progress or Silent(),
     )  # fmt: skip
 
 

@@ -5,19 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from deltalens.api import as_it_is, spec_and_documents
+from deltalens.api import given_for
 from deltalens.errors import InputError
 from deltalens.experiment.documents import Documents, TextSource
 from deltalens.experiment.later import LaterTables, measure_later
 from deltalens.experiment.progress import Progress, Silent
 from deltalens.experiment.spec import RunSpec
+from deltalens.experiment.study_fields import LATER, POSITIONS
 from deltalens.experiment.workbench import open_workbench
 from deltalens.models import Model
 from deltalens.study.table import check_writable, write_tables
-
-#: What is measured unless told otherwise; each map costs as much as the first.
-DEFAULTS: dict[str, object] = {"maps": ("low_rank:8",), "protocol": ("held_out",)}
-POSITIONS = 64
 
 
 @dataclass(frozen=True)
@@ -91,11 +88,10 @@ def later(
         >>> bool((found.layers["kl_later"] > 0).all())
         True
     """
-    spec, documents = spec_and_documents(model, text, DEFAULTS | fields)
-    loaded = as_it_is(model) if isinstance(model, Model) else None
+    given = given_for(model, text, LATER | fields)
     return later_spec(
-        spec, loaded, documents, positions=positions, out=None if out is None else Path(out),
-        progress=progress or Silent(),
+        given.spec, given.model, given.documents, positions=positions,
+        out=None if out is None else Path(out), progress=progress or Silent(),
     )  # fmt: skip
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 from deltalens.api import as_folder, check_folder, given_for
 from deltalens.experiment.documents import TextSource
 from deltalens.experiment.progress import Progress, Silent
-from deltalens.experiment.ranking import (
+from deltalens.experiment.ranking import LayerRanking, measure_ranking
+from deltalens.experiment.replacement_file import load_replacement
+from deltalens.experiment.replacing import Replacements, write_replacements
+from deltalens.experiment.study_fields import (
     DEFAULT_GLOBAL_MAP,
     DEFAULT_LOCAL_MAP,
-    LayerRanking,
-    measure_ranking,
     ranking_fields,
+    replacement_fields,
 )
-from deltalens.experiment.replacement_file import load_replacement
-from deltalens.experiment.replacing import Replacements, replacement_fields, write_replacements
 from deltalens.models import Model
 
 __all__ = ["LayerRanking", "Replacements", "fit_replacements", "load_replacement", "rank_layers"]
